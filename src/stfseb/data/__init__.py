@@ -1,0 +1,1 @@
+"""Data sets as data: registry, readers, corruptions, augmentation and the embedded task."""
