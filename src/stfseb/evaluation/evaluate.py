@@ -1,0 +1,171 @@
+"""One pass over the test set and the unfamiliar sets: every number of the tables, and the plots' data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stfseb.errors import StfsebError
+from stfseb.evaluation import metrics
+from stfseb.evaluation import ood as unfamiliarity
+from stfseb.evaluation.inputs import Split, chunks
+from stfseb.evaluation.summary import Predictions, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+CPU_BATCH, DEVICE_BATCH = 256, 2048
+
+
+class SamplesLogits(Protocol):
+    """What evaluation asks of a method: logits under weight samples that a seed fixes for all chunks."""
+
+    def sample_logits(self, x: Tensor, samples: int | None = None, *, seed: int | None = None) -> Tensor:
+        """Return logits (S, B, L)."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics (fractions) of one pass and what plots need of it."""
+
+    metrics: dict[str, float]
+    summary: dict[str, Any]
+
+
+def evaluate(
+    method: SamplesLogits,
+    test: Split,
+    ood: Mapping[str, Split] | None = None,
+    *,
+    samples: int | None = 10,
+    seed: int | None = 0,
+    bins: int = 15,
+    batch_size: int | None = None,
+) -> dict[str, float]:
+    """Return how good `method` is on `test`, and how well it sets the sets of `ood` apart, as fractions.
+
+    `acc`, `nll` (nats), `ece` (over `bins` bins) and `brier` (sum over classes) are of the probabilities
+    averaged over `samples` weight samples. For every set of `ood`, `auroc/NAME`, `aupr/NAME` and `fpr95/NAME`
+    use the maximum softmax probability, `auroc/NAME/entropy` and `auroc/NAME/mutual_information` (and so on)
+    the other scores; unfamiliar images are the positives. `test` is (images, labels), an ImageSet, a Dataset
+    or a DataLoader; the values of `ood` may also be images alone.
+    """
+    return assess(
+        method, test, ood, samples=samples, seed=seed, bins=bins, batch_size=batch_size, summary=False
+    ).metrics
+
+
+def assess(
+    method: SamplesLogits,
+    test: Split,
+    ood: Mapping[str, Split] | None = None,
+    *,
+    samples: int | None = 10,
+    seed: int | None = 0,
+    bins: int = 15,
+    batch_size: int | None = None,
+    summary: bool = True,
+) -> Evaluation:
+    """Do what `evaluate` does and return also the summary for plots, from the same single pass."""
+    for what, value in (("samples", samples), ("bins", bins), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise StfsebError(f"{what} = {value} must be at least 1")
+    sets = dict(ood or {})
+    _check_names(sets)
+    size = batch_size or _batch_size(method)
+    familiar, labels = _predict(method, test, "test", size, samples, seed, labels=True)
+    unfamiliar = {}
+    for name, images in sets.items():
+        unfamiliar[name], _ = _predict(
+            method, images, f"ood '{name}'", size, samples, seed, shape=familiar.image_shape
+        )
+    return Evaluation(
+        metrics=_metrics(familiar, labels, unfamiliar, bins),
+        summary=summarise(familiar, labels, unfamiliar, bins=bins) if summary else {},
+    )
+
+
+def _metrics(
+    test: Predictions, labels: NDArray[np.int64], unfamiliar: Mapping[str, Predictions], bins: int
+) -> dict[str, float]:
+    probs = np.exp(test.log_probs)
+    found = {
+        "acc": metrics.accuracy(probs, labels),
+        "nll": metrics.nll(test.log_probs, labels),
+        "ece": metrics.ece(probs, labels, bins),
+        "brier": metrics.brier(probs, labels),
+    }
+    for name, other in unfamiliar.items():
+        for score in unfamiliarity.SCORES:
+            pair = test.scores[score], other.scores[score]
+            suffix = name if score == "msp" else f"{name}/{score}"
+            found[f"auroc/{suffix}"] = unfamiliarity.auroc(*pair)
+            found[f"aupr/{suffix}"] = unfamiliarity.aupr(*pair)
+            found[f"fpr95/{suffix}"] = unfamiliarity.fpr95(*pair)
+    return found
+
+
+@torch.no_grad()
+def _predict(
+    method: SamplesLogits,
+    split: Split,
+    name: str,
+    batch_size: int,
+    samples: int | None,
+    seed: int | None,
+    *,
+    labels: bool = False,
+    shape: tuple[int, ...] = (),
+) -> tuple[Predictions, NDArray[np.int64]]:
+    classes = getattr(method, "classes", None)
+    log_probs, targets = [], []
+    scores: dict[str, list[metrics.Array]] = {score: [] for score in unfamiliarity.SCORES}
+    drawn = 0
+    for x, y in chunks(split, name, batch_size, labels=labels, classes=classes):
+        if shape and tuple(x.shape[1:]) != shape:
+            raise StfsebError(f"{name}: image shape {tuple(x.shape[1:])}, but the test images are {shape}")
+        shape = tuple(x.shape[1:])
+        logits = method.sample_logits(x, samples, seed=seed)
+        if logits.ndim != 3 or logits.shape[1] != len(x) or logits.shape[2] < 2:
+            raise StfsebError(
+                f"{name}: sample_logits gave shape {tuple(logits.shape)} for {len(x)} images; "
+                "(samples, images, classes) with at least two classes is needed"
+            )
+        if not bool(torch.isfinite(logits).all()):
+            raise StfsebError(f"{name}: the network's outputs are not finite; check its training")
+        if y is not None and int(y.max()) >= logits.shape[2]:
+            raise StfsebError(f"{name}: label {int(y.max())} is outside the {logits.shape[2]} classes")
+        # To the CPU before float64, which some devices do not have.
+        sampled = torch.log_softmax(logits.detach().cpu().double(), dim=-1).numpy()
+        drawn = len(sampled)
+        log_probs.append(metrics.log_mean_probs(sampled))
+        for score, function in unfamiliarity.SCORES.items():
+            scores[score].append(function(sampled))
+        if y is not None:
+            targets.append(y.numpy())
+    predictions = Predictions(
+        log_probs=np.concatenate(log_probs),
+        scores={score: np.concatenate(parts) for score, parts in scores.items()},
+        samples=drawn,
+        image_shape=shape,
+    )
+    return predictions, np.concatenate(targets) if targets else np.empty(0, np.int64)
+
+
+def _batch_size(method: SamplesLogits) -> int:
+    """Choose chunks that fit a CPU's memory S-fold, larger ones on an accelerator."""
+    parameters = method.parameters() if isinstance(method, torch.nn.Module) else iter(())
+    first = next(parameters, None)
+    return CPU_BATCH if first is None or first.device.type == "cpu" else DEVICE_BATCH
+
+
+def _check_names(names: Mapping[str, Any]) -> None:
+    for name in names:
+        if not name or name.rpartition("/")[2] in unfamiliarity.SCORES:
+            raise StfsebError(f"ood set name '{name}' would be read as a score in 'auroc/{name}'; rename it")

@@ -1,0 +1,107 @@
+"""Splits as people have them (tensors, arrays, an ImageSet, a Dataset, a DataLoader), read chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from stfseb.data.images import ImageSet
+from stfseb.errors import StfsebError
+
+Images = Tensor | NDArray[Any]
+Split = Images | ImageSet | Dataset[Any] | DataLoader[Any] | Sequence[Any]
+Chunk = tuple[Tensor, Tensor | None]
+
+
+def chunks(split: Split, name: str, batch_size: int, *, labels: bool, classes: int | None) -> Iterator[Chunk]:
+    """Yield checked (images, labels) pieces of `split` in order; labels are None unless asked for."""
+    shape: tuple[int, ...] | None = None
+    for images, targets in _pieces(split, name, batch_size):
+        if not len(images):
+            continue
+        _check_images(images, name)
+        if shape not in (None, tuple(images.shape[1:])):
+            raise StfsebError(f"{name}: images of shapes {shape} and {tuple(images.shape[1:])} in one split")
+        shape = tuple(images.shape[1:])
+        if not labels:
+            yield images, None
+            continue
+        if targets is None:
+            raise StfsebError(f"{name}: no labels; give (images, labels) or a set that has them")
+        yield images, _check_labels(targets, len(images), name, classes)
+    if shape is None:
+        raise StfsebError(f"{name}: the split is empty; give at least one image")
+
+
+def _pieces(split: Split, name: str, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
+    if isinstance(split, TensorDataset):
+        split = split.tensors
+    if isinstance(split, ImageSet):
+        split = (split.images, split.labels)
+    if isinstance(split, Tensor | np.ndarray):
+        split = (split, None)
+    if isinstance(split, Sequence):
+        if not 1 <= len(split) <= 2 or not isinstance(split[0], Tensor | np.ndarray):
+            raise StfsebError(f"{name}: expected (images, labels) as tensors or arrays, not {_kinds(split)}")
+        images = _tensor(split[0])
+        targets = None if len(split) == 1 or split[1] is None else _tensor(np.asarray(split[1]))
+        if targets is not None and len(targets) != len(images):
+            raise StfsebError(f"{name}: {len(images)} images but {len(targets)} labels")
+        for start in range(0, len(images), batch_size):
+            stop = start + batch_size
+            yield images[start:stop], None if targets is None else targets[start:stop]
+        return
+    if isinstance(split, Dataset):
+        split = DataLoader(split, batch_size=batch_size)
+    if not isinstance(split, DataLoader):
+        raise StfsebError(
+            f"{name}: cannot read a {type(split).__name__}; give tensors, arrays, an ImageSet, "
+            "a Dataset or a DataLoader"
+        )
+    for batch in split:
+        pair = batch if isinstance(batch, Sequence) else (batch, None)
+        if not isinstance(pair[0], Tensor):
+            raise StfsebError(f"{name}: batches must be (images, labels) tensors, not {_kinds(pair)}")
+        yield pair[0], pair[1] if len(pair) > 1 else None
+
+
+def _kinds(values: Sequence[Any]) -> str:
+    return "(" + ", ".join(type(v).__name__ for v in values[:4]) + (", ...)" if len(values) > 4 else ")")
+
+
+def _tensor(values: Images) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    if values.dtype == object:
+        raise StfsebError("an array of objects cannot be read; give one numeric array")
+    # torch shares memory with arrays, and warns about read-only ones and refuses reversed ones: copy those.
+    plain = values.flags.writeable and values.flags.c_contiguous
+    return torch.from_numpy(values if plain else np.array(values, order="C"))
+
+
+def _check_images(images: Tensor, name: str) -> None:
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise StfsebError(f"{name}: pixels must be uint8 or floating point, not {images.dtype}")
+    if images.is_floating_point() and not bool(torch.isfinite(images).all()):
+        what = "NaN" if bool(torch.isnan(images).any()) else "infinite"
+        raise StfsebError(f"{name}: {what} pixels; clean the images first")
+
+
+def _check_labels(targets: Any, count: int, name: str, classes: int | None) -> Tensor:
+    if not isinstance(targets, Tensor) or targets.shape != (count,):
+        shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+        raise StfsebError(f"{name}: labels must be one integer an image, shape ({count},), not {shape}")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise StfsebError(f"{name}: labels must be integers, not {targets.dtype}")
+    found: Tensor = targets.detach().cpu().long()
+    if classes is not None:
+        outside = found[(found < 0) | (found >= classes)]
+        if len(outside):
+            raise StfsebError(f"{name}: label {int(outside[0])} is outside the classes 0..{classes - 1}")
+    return found
