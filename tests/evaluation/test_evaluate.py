@@ -149,6 +149,8 @@ def test_summary_without_ood_and_short_sets(data):
 
 
 class Broken(Linear):
+    classes = None  # a network that has not said how many it has
+
     def __init__(self, output):
         super().__init__()
         self.output = output
@@ -167,12 +169,12 @@ def test_bad_input_is_one_line_that_names_it(data):
         ({"test": (x, y), "ood": {"far": far[:0]}}, "ood 'far': the split is empty"),
         ({"test": (x, y + 1)}, "label 3 is outside the classes 0..2"),
         ({"test": (x, y - 1)}, "label -1 is outside"),
-        ({"test": (nan, y)}, "test: NaN pixels"),
-        ({"test": (floats / 0, y)}, "pixels"),
+        ({"test": (nan, y)}, "test has NaN or infinite values in 1 rows"),
+        ({"test": (floats + math.inf, y)}, "infinite"),
         ({"test": (x, y[:-1])}, "90 images but 89 labels"),
         ({"test": (x, y[:, None])}, "shape \\(32,\\), not \\(32, 1\\)"),
         ({"test": (x, y.float())}, "labels must be integers, not torch.float32"),
-        ({"test": (x.long(), y)}, "pixels must be uint8 or floating point, not torch.int64"),
+        ({"test": (x.long(), y)}, "dtype torch.int64: give uint8"),
         ({"test": x}, "test: no labels"),
         (
             {"test": (x, y), "ood": {"far": far[:, :, :3]}},
@@ -187,6 +189,7 @@ def test_bad_input_is_one_line_that_names_it(data):
         ({"method": Broken(lambda x: torch.zeros(len(x), 3)), "test": (x, y)}, "gave shape \\(32, 3\\)"),
         ({"method": Broken(lambda x: torch.zeros(2, len(x), 1)), "test": (x, y)}, "at least two classes"),
         ({"method": Broken(lambda x: torch.zeros(2, len(x), 2)), "test": (x, y)}, "label 2 is outside the 2"),
+        ({"method": Broken(Linear().sample_logits), "test": (x, y - 1)}, "label -1 is outside the classes 0, 1"),
     ]
     for case, message in cases:
         with pytest.raises(StfsebError, match=message) as error:

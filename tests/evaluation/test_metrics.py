@@ -30,9 +30,7 @@ def test_agree_with_scikit_learn(seed):
     np.testing.assert_allclose(log_probs, logsumexp(sampled, axis=0) - math.log(4), atol=1e-13)
     probs = np.exp(sampled).mean(axis=0)
     assert metrics.accuracy(probs, labels) == accuracy_score(labels, probs.argmax(-1))
-    assert metrics.nll(log_probs, labels) == pytest.approx(
-        log_loss(labels, probs, labels=range(5)), abs=1e-12
-    )
+    assert metrics.nll(log_probs, labels) == pytest.approx(log_loss(labels, probs, labels=range(5)), abs=1e-12)
     assert metrics.brier(probs, labels) == pytest.approx(
         brier_score_loss(labels, probs, labels=range(5), scale_by_half=False), abs=1e-12
     )
@@ -56,9 +54,7 @@ def test_ece_agrees_with_torchmetrics_below_confidence_one(bins):
 )
 def test_ece_by_brute_force_with_confidences_on_the_edges(confidences, bins, data):
     """Right-closed bins in exact words: the smallest b with confidence <= edge_b."""
-    labels = np.array(
-        data.draw(st.lists(st.integers(0, 1), min_size=len(confidences), max_size=len(confidences)))
-    )
+    labels = np.array(data.draw(st.lists(st.integers(0, 1), min_size=len(confidences), max_size=len(confidences))))
     probs = np.array([[c, 1 - c] for c in confidences])
     edges = np.linspace(0, 1, bins + 1)
     groups: dict[int, list[int]] = {}

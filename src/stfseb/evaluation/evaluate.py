@@ -82,9 +82,7 @@ def assess(
     familiar, labels = _predict(method, test, "test", size, samples, seed, labels=True)
     unfamiliar = {}
     for name, images in sets.items():
-        unfamiliar[name], _ = _predict(
-            method, images, f"ood '{name}'", size, samples, seed, shape=familiar.image_shape
-        )
+        unfamiliar[name], _ = _predict(method, images, f"ood '{name}'", size, samples, seed, shape=familiar.image_shape)
     return Evaluation(
         metrics=_metrics(familiar, labels, unfamiliar, bins),
         summary=summarise(familiar, labels, unfamiliar, bins=bins) if summary else {},

@@ -46,9 +46,7 @@ def data_uri(image: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _pictures(
-    rows: Sequence[Mapping[str, Any]], images: ImageSet, classes: Sequence[str]
-) -> list[dict[str, str]]:
+def _pictures(rows: Sequence[Mapping[str, Any]], images: ImageSet, classes: Sequence[str]) -> list[dict[str, str]]:
     return [{"src": data_uri(images.images[row["index"]]), "caption": _caption(row, classes)} for row in rows]
 
 

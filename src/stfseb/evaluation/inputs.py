@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from stfseb.data.images import ImageSet
 from stfseb.errors import StfsebError
+from stfseb.inputs import as_tensor, check_pixels
 
 Images = Tensor | NDArray[Any]
 Split = Images | ImageSet | Dataset[Any] | DataLoader[Any] | Sequence[Any]
@@ -25,7 +27,7 @@ def chunks(split: Split, name: str, batch_size: int, *, labels: bool, classes: i
     for images, targets in _pieces(split, name, batch_size):
         if not len(images):
             continue
-        _check_images(images, name)
+        check_pixels(images, name)
         if shape not in (None, tuple(images.shape[1:])):
             raise StfsebError(f"{name}: images of shapes {shape} and {tuple(images.shape[1:])} in one split")
         shape = tuple(images.shape[1:])
@@ -49,8 +51,10 @@ def _pieces(split: Split, name: str, batch_size: int) -> Iterator[tuple[Tensor, 
     if isinstance(split, Sequence):
         if not 1 <= len(split) <= 2 or not isinstance(split[0], Tensor | np.ndarray):
             raise StfsebError(f"{name}: expected (images, labels) as tensors or arrays, not {_kinds(split)}")
-        images = _tensor(split[0])
-        targets = None if len(split) == 1 or split[1] is None else _tensor(np.asarray(split[1]))
+        images = _tensor(split[0], name)
+        targets = split[1] if len(split) == 2 else None
+        if targets is not None:
+            targets = _tensor(targets if isinstance(targets, Tensor) else np.asarray(targets), f"{name} labels")
         if targets is not None and len(targets) != len(images):
             raise StfsebError(f"{name}: {len(images)} images but {len(targets)} labels")
         for start in range(0, len(images), batch_size):
@@ -75,22 +79,10 @@ def _kinds(values: Sequence[Any]) -> str:
     return "(" + ", ".join(type(v).__name__ for v in values[:4]) + (", ...)" if len(values) > 4 else ")")
 
 
-def _tensor(values: Images) -> Tensor:
-    if isinstance(values, Tensor):
-        return values
-    if values.dtype == object:
-        raise StfsebError("an array of objects cannot be read; give one numeric array")
-    # torch shares memory with arrays, and warns about read-only ones and refuses reversed ones: copy those.
-    plain = values.flags.writeable and values.flags.c_contiguous
-    return torch.from_numpy(values if plain else np.array(values, order="C"))
-
-
-def _check_images(images: Tensor, name: str) -> None:
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise StfsebError(f"{name}: pixels must be uint8 or floating point, not {images.dtype}")
-    if images.is_floating_point() and not bool(torch.isfinite(images).all()):
-        what = "NaN" if bool(torch.isnan(images).any()) else "infinite"
-        raise StfsebError(f"{name}: {what} pixels; clean the images first")
+def _tensor(values: Images, name: str) -> Tensor:
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch would share the memory, and warns that it is read-only
+    return as_tensor(values, name)
 
 
 def _check_labels(targets: Any, count: int, name: str, classes: int | None) -> Tensor:
@@ -100,8 +92,8 @@ def _check_labels(targets: Any, count: int, name: str, classes: int | None) -> T
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise StfsebError(f"{name}: labels must be integers, not {targets.dtype}")
     found: Tensor = targets.detach().cpu().long()
-    if classes is not None:
-        outside = found[(found < 0) | (found >= classes)]
-        if len(outside):
-            raise StfsebError(f"{name}: label {int(outside[0])} is outside the classes 0..{classes - 1}")
+    outside = found[(found < 0) | (found >= (classes or math.inf))]
+    if len(outside):
+        known = f"0..{classes - 1}" if classes else "0, 1, ..."
+        raise StfsebError(f"{name}: label {int(outside[0])} is outside the classes {known}")
     return found

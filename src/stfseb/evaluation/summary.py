@@ -118,6 +118,5 @@ def _round(values: Array) -> list[float]:
 
 def _rounded(bins: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: [v if v is None or isinstance(v, int) else round(v, 6) for v in values]
-        for key, values in bins.items()
+        key: [v if v is None or isinstance(v, int) else round(v, 6) for v in values] for key, values in bins.items()
     }
