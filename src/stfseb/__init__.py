@@ -1,1 +1,64 @@
-"""x."""
+"""Neural networks that know what they do not know.
+
+Function-space empirical Bayes with Student's t priors (ST-FS-EB), the methods it is compared with, and
+their evaluation. Names are imported when they are first used, so that the command line starts quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stfseb._version import __version__
+from stfseb.errors import StfsebError
+
+if TYPE_CHECKING:
+    from stfseb.distributions import MultivariateStudentT as MultivariateStudentT
+    from stfseb.evaluation.evaluate import evaluate as evaluate
+    from stfseb.function_prior import FunctionPrior as FunctionPrior
+    from stfseb.methods.base import Method as Method
+    from stfseb.methods.base import Terms as Terms
+    from stfseb.methods.map import MAP as MAP
+    from stfseb.methods.mc_dropout import MCDropout as MCDropout
+    from stfseb.methods.saving import load as load
+    from stfseb.methods.saving import save as save
+    from stfseb.methods.st_fs_eb import STFSEB as STFSEB
+    from stfseb.networks.cnn import DeepCNN as DeepCNN
+    from stfseb.networks.cnn import SmallCNN as SmallCNN
+    from stfseb.processes import StudentTProcess as StudentTProcess
+    from stfseb.training.fit import FitResult as FitResult
+    from stfseb.training.fit import fit as fit
+    from stfseb.weight_prior import WeightPrior as WeightPrior
+
+_WHERE = {
+    "MultivariateStudentT": "distributions",
+    "StudentTProcess": "processes",
+    "FunctionPrior": "function_prior",
+    "WeightPrior": "weight_prior",
+    "SmallCNN": "networks.cnn",
+    "DeepCNN": "networks.cnn",
+    "Method": "methods.base",
+    "Terms": "methods.base",
+    "STFSEB": "methods.st_fs_eb",
+    "MCDropout": "methods.mc_dropout",
+    "MAP": "methods.map",
+    "fit": "training.fit",
+    "FitResult": "training.fit",
+    "evaluate": "evaluation.evaluate",
+    "save": "methods.saving",
+    "load": "methods.saving",
+}
+
+__all__ = ["StfsebError", "__version__", *sorted(_WHERE)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'stfseb' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"stfseb.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

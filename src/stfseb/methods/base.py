@@ -1,0 +1,191 @@
+"""The contract that every method keeps.
+
+A method holds a network by reference and adds an objective to it. `objective` returns the terms of one
+minibatch in nats, *summed* over the minibatch; a training loop divides `terms.total` by the batch size
+and calls `backward`. `sample_logits` draws functions from the approximate posterior.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stfseb.errors import StfsebError
+from stfseb.inputs import as_tensor, check_pixels, scaled
+from stfseb.likelihoods import Categorical, Likelihood
+from stfseb.networks.folding import deterministic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Rows in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
+_ROWS = {"cpu": 4096, "cuda": 65536}
+
+
+class Terms(NamedTuple):
+    """One minibatch's objective, in nats summed over the minibatch; absent terms are zero."""
+
+    data: Tensor
+    function: Tensor
+    weights: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Return the sum that is minimised."""
+        return self.data + self.function + self.weights
+
+
+class Settings:
+    """Base of the frozen dataclasses that hold a method's settings."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON knows them (infinity as a string)."""
+        values = asdict(self)  # type: ignore[call-overload]
+        return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Any:
+        """Undo `as_dict`."""
+        return cls(**{k: math.inf if v == "inf" else v for k, v in values.items()})
+
+
+def check_positive(**values: float) -> None:
+    """Raise for the first value that is not a positive, finite number."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise StfsebError(f"{name}={value}: must be a positive number")
+
+
+def check_count(**values: int) -> None:
+    """Raise for the first value that is not a whole number of at least 1."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise StfsebError(f"{name}={value}: must be a whole number of at least 1")
+
+
+class Method(nn.Module, ABC):
+    """A network and the objective that trains it."""
+
+    key: ClassVar[str]  # as on the command line
+    label: ClassVar[str]  # as in tables
+    net: nn.Module
+
+    def __init__(self, net: nn.Module, settings: Any, likelihood: Likelihood | None = None) -> None:
+        super().__init__()
+        if not isinstance(net, nn.Module):
+            raise StfsebError(f"net is {type(net).__name__}: give an nn.Module")
+        if not any(p.requires_grad for p in net.parameters()):
+            raise StfsebError(f"{type(net).__name__} has no trainable parameters: unfreeze some, or give another net")
+        self.net = net
+        self.settings = settings
+        self.likelihood = likelihood or Categorical()
+        self.calibration: dict[str, Any] = {}  # what was fitted on held-out data; saved with the model
+        self.provenance: dict[str, Any] = {}  # what the model was trained on; saved with the model
+        self._outputs: int | None = None
+
+    # What a method defines ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+        """Return the terms of the minibatch (x, y) of a data set of `num_data` examples.
+
+        `batch_size` is the size of the whole step when (x, y) is a part of it (gradient accumulation,
+        several processes): the function term then carries len(x) / batch_size.
+        """
+
+    @abstractmethod
+    def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:
+        """Return logits (samples, rows, outputs) of functions that depend on `seed` alone, not on x."""
+
+    def prepare(self, x: Tensor, y: Tensor) -> None:
+        """Fit what must be known before training; nothing for most methods."""
+
+    def reseed(self, seed: int) -> None:
+        """Restart the method's own random streams (torch's default generator is the caller's)."""
+
+    @classmethod
+    def restore(cls, net: nn.Module, settings: Any, likelihood: Likelihood) -> Method:
+        """Return the method around `net` with these settings, as `load` needs it."""
+        return cls(net, **asdict(settings), likelihood=likelihood)
+
+    # What all methods share --------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> int:
+        """Return how many Monte Carlo samples prediction takes by default."""
+        return int(getattr(self.settings, "samples", 1))
+
+    @property
+    def like(self) -> Tensor:
+        """Return a tensor with the device and precision of the network."""
+        return next(p for p in self.net.parameters() if p.is_floating_point())
+
+    def outputs(self, x: Tensor) -> int:
+        """Return the number of outputs (classes), found by one pass over the first row of `x`."""
+        if self._outputs is None:
+            with torch.no_grad(), evaluating(self.net):
+                out = deterministic(self.net, scaled(x[:1], self.like))
+            if not isinstance(out, Tensor) or out.ndim != 2:
+                shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+                raise StfsebError(f"the network must return logits of shape (N, classes), not {shape}")
+            self._outputs = out.shape[1]
+        return self._outputs
+
+    def sample_logits(
+        self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Return logits (S, B, L) of S functions drawn from the approximate posterior.
+
+        Each sample is one function for all rows: the masks (or weights) are shared over rows and depend
+        on `seed` alone, so that the result does not depend on how rows are grouped.
+        """
+        samples = self.samples if samples is None else samples
+        check_count(samples=samples)
+        x = as_tensor(x, "x")
+        check_pixels(x, "x")
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
+        device = self.like.device
+        rows = batch_size or max(1, _ROWS.get(device.type, 16384) // samples)
+        with torch.no_grad(), evaluating(self.net):
+            parts = [self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)]
+        return torch.cat(parts, dim=1)
+
+    def predict_proba(
+        self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Return the Monte Carlo average of the predictive probabilities, (N, L)."""
+        x = as_tensor(x, "x")
+        check_pixels(x, "x")
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
+        rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // (samples or self.samples))
+        return torch.cat(
+            [self.likelihood.predict(self.sample_logits(part, samples, seed=seed)) for part in x.split(rows)]
+        )
+
+    def extra_repr(self) -> str:
+        """Show the settings in `print(method)`."""
+        return ", ".join(f"{k}={v}" for k, v in self.settings.as_dict().items())
+
+    def trainable(self) -> list[Tensor]:
+        """Return the network's parameters that the weight prior covers."""
+        return [p for p in self.net.parameters() if p.requires_grad]
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Put a network in evaluation mode and give every module its own mode back afterwards."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,211 @@
+"""Context points: unlabelled images on which the function prior looks at the network's outputs.
+
+Points are drawn without replacement until the set is used up, then in a new order. A draw is a function
+of (seed, step) alone, so that a run can be resumed from its step, and so that several processes or
+several parts of one step agree on the points and on their dropout masks without talking.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stfseb.errors import StfsebError, unknown
+from stfseb.inputs import as_tensor, check_pixels, scaled
+from stfseb.networks.features import Features, reinitialised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXTRACTORS = ("init", "independent")
+TRAIN = "train"  # the paper's TRAIN: context points are rows of the minibatch
+
+
+def generator(seed: int, stream: int, index: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return the generator of one draw of one random stream (mixed by a 64-bit odd multiplier)."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + stream * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB) % 2**63
+    return torch.Generator(device).manual_seed(mixed)
+
+
+def as_context(context: Any) -> Tensor | str:
+    """Return the context images as a tensor, or "train"."""
+    if isinstance(context, str):
+        if context != TRAIN:
+            raise StfsebError(f"context='{context}': give images, or 'train' for rows of the minibatch")
+        return context
+    if context is None:
+        raise StfsebError("context is missing: give unlabelled images, 'train', or functional_scale=0 to do without")
+    images = stacked(context) if hasattr(context, "__getitem__") and not hasattr(context, "shape") else context
+    tensor = as_tensor(images, "context")
+    check_pixels(tensor, "context")
+    return tensor
+
+
+def stacked(dataset: Any) -> Tensor:
+    """Stack the images of a map-style data set whose items are images or (image, ...) tuples."""
+    items = (dataset[i] for i in range(len(dataset)))
+    images = [torch.as_tensor(item[0] if isinstance(item, tuple | list) else item) for item in items]
+    if not images:
+        raise StfsebError("context is empty: give at least one example")
+    return torch.stack(images)
+
+
+class ContextStream:
+    """The order in which the points of a context set are used: `indices(step)`."""
+
+    def __init__(self, count: int, num_context: int, seed: int = 0) -> None:
+        if num_context > count:
+            raise StfsebError(f"num_context={num_context} exceeds the {count} context images: lower it or give more")
+        self.count = count
+        self.num_context = num_context
+        self.seed = seed
+        self.step = 0
+        self._cycle = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def indices(self, step: int) -> Tensor:
+        """Return the points of one step; one that spans two cycles takes the end of one and the start of the next."""
+        start = step * self.num_context
+        parts = []
+        taken = 0
+        while taken < self.num_context:
+            cycle, offset = divmod(start + taken, self.count)
+            part = self._permutation(cycle)[offset : offset + self.num_context - taken]
+            parts.append(part)
+            taken += len(part)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _permutation(self, cycle: int) -> Tensor:
+        if cycle != self._cycle:
+            self._order = torch.randperm(self.count, generator=generator(self.seed, 1, cycle))
+            self._cycle = cycle
+        return self._order
+
+
+class Draw(NamedTuple):
+    """The context of one step: images in the network's precision, and the generator of their masks."""
+
+    images: Tensor
+    features: Tensor
+    masks: torch.Generator
+
+
+class Context(nn.Module):
+    """A context set, the order in which its points are used, and their features h, computed once.
+
+    Args:
+        net: the network that is being trained; the extractor is copied from it now.
+        context: images, or "train" for rows of the minibatch.
+        num_context: points in each step.
+        extractor: "init" (a frozen copy of `net`), "independent" (a copy initialised anew) or a callable.
+        layer: the layer whose output h is; None for the input of the last Linear.
+        normalise: divide h by its root mean square norm.
+        seed: of the order and of the masks; drawn from torch's default generator when None.
+    """
+
+    images: Tensor | None
+    cached: Tensor | None
+
+    def __init__(
+        self,
+        net: nn.Module,
+        context: Any,
+        num_context: int,
+        extractor: str | Callable[[Tensor], Tensor] = "init",
+        layer: str | None = None,
+        normalise: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        checked = as_context(context)
+        self.num_context = num_context
+        self.normalise = normalise
+        self.layer = layer
+        self.seed = int(torch.randint(2**31, ())) if seed is None else seed
+        self.step = 0
+        self._drawn_at: int | None = None
+        self._extractor: Features | None = None
+        self._frozen = _frozen(net, extractor, self.seed)
+        self._callable = None if isinstance(extractor, str) else extractor
+        self.register_buffer("images", None if isinstance(checked, str) else checked, persistent=False)
+        self.register_buffer("cached", None, persistent=False)
+        self.stream: ContextStream | None = None
+        if isinstance(checked, Tensor):
+            self.stream = ContextStream(len(checked), num_context, self.seed)
+            self._make_extractor(scaled(checked[:1], next(net.parameters())))
+
+    def reseed(self, seed: int) -> None:
+        """Restart the order of the points and their masks."""
+        self.seed, self.step, self._drawn_at = seed, 0, None
+        if self.stream is not None:
+            self.stream = ContextStream(self.stream.count, self.num_context, seed)
+
+    def next(self, x: Tensor, version: int | None) -> Draw:
+        """Return the context of the next step.
+
+        Parts of one step pass the parameters' `version`: the draw changes only when the version has.
+        """
+        if version is None or version != self._drawn_at:
+            self.step += 1
+        self._drawn_at = version
+        return self.draw(x, self.step - 1)
+
+    def draw(self, x: Tensor, step: int) -> Draw:
+        """Return the context of step `step` for the minibatch `x`, a function of the seed and the step."""
+        masks = generator(self.seed, 2, step, x.device)
+        if self.images is None or self.stream is None:
+            chosen = torch.randperm(len(x), generator=generator(self.seed, 1, step))[: self.num_context]
+            images = x[chosen.to(x.device)].detach()
+            return Draw(images, self._normalised(self._make_extractor(images[:1])(images)), masks)
+        chosen = self.stream.indices(step).to(x.device)
+        images = scaled(self.images[chosen.to(self.images.device)], x)
+        if images.shape[1:] != x.shape[1:]:
+            raise StfsebError(
+                f"context images have shape {tuple(images.shape[1:])} but the training images "
+                f"{tuple(x.shape[1:])}: give images of one shape"
+            )
+        return Draw(images, self.features(x)[chosen], masks)
+
+    def features(self, like: Tensor) -> Tensor:
+        """Return h for the whole context set, (count, p), on the device and in the precision of `like`."""
+        if self.cached is None:
+            assert self.images is not None
+            extract = self._make_extractor(scaled(self.images[:1], like))
+            parts = [extract(scaled(part, like)) for part in self.images.split(1024)]
+            self.cached = self._normalised(torch.cat(parts))
+        return self.cached
+
+    def _make_extractor(self, example: Tensor) -> Features:
+        if self._extractor is None:
+            if self._callable is not None:
+                self._extractor = Features(self._callable, None)
+            else:
+                assert self._frozen is not None
+                try:
+                    self._extractor = Features.from_network(self._frozen, example, self.layer)
+                except RuntimeError as error:
+                    raise StfsebError(
+                        f"context images of shape {tuple(example.shape[1:])} do not fit the network "
+                        f"({str(error).splitlines()[0]}): give images of the training images' shape"
+                    ) from error
+                self._frozen = None
+        return self._extractor.to(example)
+
+    def _normalised(self, features: Tensor) -> Tensor:
+        if not self.normalise:
+            return features
+        return features / features.square().sum(1).mean().sqrt().clamp_min(torch.finfo(features.dtype).tiny)
+
+
+def _frozen(net: nn.Module, extractor: str | Callable[[Tensor], Tensor], seed: int) -> nn.Module | None:
+    """Copy the network now, at construction: training will change it."""
+    if not isinstance(extractor, str):
+        return None
+    if extractor == "init":
+        return copy.deepcopy(net)
+    if extractor == "independent":
+        return reinitialised(net, seed)
+    raise unknown("extractor", extractor, EXTRACTORS)

@@ -1,0 +1,112 @@
+"""MC Dropout: dropout masks as the variational family, a Gaussian weight prior.
+
+    (1/S) sum_s sum_batch CE(theta_s) + (w/M) ||theta||^2 / (2 sigma^2),      M = num_data / batch
+
+w is the dropout rate (`prior_weight="rate"`, as the ST-FS-EB paper writes it), the keep probability
+(`"keep"`, as Gal and Ghahramani's KL approximation has it) or a number.
+
+Gal and Ghahramani, Dropout as a Bayesian approximation, ICML 2016, https://arxiv.org/abs/1506.02142
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from stfseb.errors import StfsebError
+from stfseb.inputs import scaled
+from stfseb.methods.base import Method, Settings, Terms, check_count, check_positive
+from stfseb.networks.dropout import Block, check_has_dropout, module_rates
+from stfseb.networks.folding import FoldedNetwork
+from stfseb.weight_prior import WeightPrior
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from torch import Tensor, nn
+
+    from stfseb.likelihoods import Likelihood
+
+
+@dataclass(frozen=True)
+class MCDropoutSettings(Settings):
+    """Settings of `MCDropout`."""
+
+    sigma: float = 1.0
+    samples: int = 10
+    prior_weight: float | str = "rate"
+
+    def __post_init__(self) -> None:
+        check_positive(sigma=self.sigma)
+        check_count(samples=self.samples)
+        check_prior_weight(self.prior_weight)
+
+
+class DropoutMethod(Method):
+    """What the methods whose posterior is MC dropout share: masks, folding, the weight of the prior."""
+
+    def __init__(self, net: nn.Module, settings: Settings, likelihood: Likelihood | None) -> None:
+        super().__init__(net, settings, likelihood)
+        check_has_dropout(net)
+        rates = module_rates(net)
+        if len(rates) > 1:
+            prior_weight(self.settings.prior_weight, rates)
+        self.folded = FoldedNetwork(net)
+
+    def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:
+        generator = torch.Generator(x.device).manual_seed(seed)
+        logits, _ = self.folded(x, samples, [Block(len(x), shared=True, generator=generator)])
+        return logits
+
+
+class MCDropout(DropoutMethod):
+    """Monte Carlo dropout with an isotropic Gaussian prior on every parameter."""
+
+    key = "mcdropout"
+    label = "MC Dropout"
+
+    def __init__(
+        self,
+        net: nn.Module,
+        sigma: float = 1.0,
+        samples: int = 10,
+        *,
+        prior_weight: float | str = "rate",
+        likelihood: Likelihood | None = None,
+    ) -> None:
+        super().__init__(net, MCDropoutSettings(sigma, samples, prior_weight), likelihood)
+        self.weight_prior = WeightPrior(math.inf, sigma)
+
+    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+        """Return the Monte Carlo negative log-likelihood and the prior's share of this minibatch."""
+        del batch_size  # no function term to share out
+        x = scaled(x, self.like)
+        logits, rates = self.folded(x, self.settings.samples, [Block(len(x), shared=False)])
+        data = -self.likelihood.log_prob(logits, y).mean(0).sum()
+        share = prior_weight(self.settings.prior_weight, rates) * (len(x) / num_data)
+        weights = self.weight_prior.penalty(self.trainable()) * share
+        return Terms(data, data.new_zeros(()), weights)
+
+
+def check_prior_weight(value: float | str) -> None:
+    """Raise unless `value` is "rate", "keep" or a number of at least zero."""
+    valid = value in ("rate", "keep") if isinstance(value, str) else math.isfinite(value) and value >= 0
+    if not valid:
+        raise StfsebError(f"prior_weight={value!r}: give 'rate', 'keep' or a number of at least 0")
+
+
+def prior_weight(setting: float | str, rates: AbstractSet[float]) -> float:
+    """Return the factor of the log prior for a network with these dropout rates."""
+    if not isinstance(setting, str):
+        return float(setting)
+    if len(rates) != 1:
+        listed = ", ".join(f"{rate:g}" for rate in sorted(rates))
+        raise StfsebError(
+            f"the network's dropout rates differ ({listed}), so prior_weight='{setting}' has no single value: "
+            "give prior_weight as a number"
+        )
+    (rate,) = rates
+    return rate if setting == "rate" else 1.0 - rate

@@ -1,0 +1,236 @@
+"""ST-FS-EB: function-space empirical Bayes regularisation with Student's t priors.
+
+Minimised for a minibatch of B examples of a data set of N = M B examples:
+
+    (1/S) sum_s [ sum_batch CE(theta_s) + kappa (nu_f + N_c)/2 sum_l log1p(c_l^s / (nu_f - 2)) ]
+    + (w / M) (nu_w + 1)/2 sum_i log1p(theta_i^2 / (nu_w sigma^2)),
+    c_l^s = f_l' K^{-1} f_l,     K = tau1 h h' + tau2 I,
+
+theta_s one dropout mask, f_l the logits of class l at N_c context points, h the features of a frozen
+copy of the network. Dropout has no density, so the value is a MAP-like surrogate, not a bound on the
+evidence. Context rows share one mask per sample (c is joint over them); data rows draw their own.
+
+Hao and Kuruoglu, Function-space empirical Bayes regularisation with Student's t priors, UAI 2026.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stfseb.distributions import PARAMETRISATIONS, Parametrisation
+from stfseb.errors import StfsebError, unknown
+from stfseb.function_prior import FunctionPrior
+from stfseb.inputs import scaled
+from stfseb.methods.base import Settings, Terms, check_count, check_positive, evaluating
+from stfseb.methods.context import Context, Draw
+from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
+from stfseb.networks.dropout import Block
+from stfseb.networks.folding import has_batch_statistics
+from stfseb.weight_prior import WeightPrior
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stfseb.likelihoods import Likelihood
+
+
+
+@dataclass(frozen=True)
+class STFSEBSettings(Settings):
+    """Settings of `STFSEB`; the rare switches are explained here, in one place.
+
+    Attributes:
+        dof: degrees of freedom of both priors, `math.inf` for Gaussian ones.
+        sigma: scale of the weight prior.
+        tau1: variance of the linear model on the features.
+        tau2: variance of the noise on top of it.
+        num_context: context points in each step (N_c).
+        samples: Monte Carlo samples in training and, unless told otherwise, in prediction (S).
+        dof_function: degrees of freedom of the function prior alone (None: `dof`).
+        dof_weights: degrees of freedom of the weight prior alone (None: `dof`).
+        functional_scale: kappa. "batch": once per minibatch, as printed in the paper; "epoch": once per
+            epoch (len(x) / num_data), as FS-EB reads it; a number: that many times per minibatch; 0
+            removes the term.
+        prior_weight: w. "rate", "keep" or a number; see `MCDropout`.
+        parametrisation: "covariance" (c / (nu - 2), the paper's; needs dof > 2), "scale" (c / nu) or
+            "curvature" (c / (nu + N_c): the Gaussian's curvature at the mode for every nu).
+        context_mask: "shared" (one mask per sample for all context rows) or "row".
+        normalise_features: divide h by its root mean square norm over the context set, so that tau1 means
+            the same for every initialiser.
+        extractor: where h comes from: "init" (a copy of the network at construction), "independent" (a
+            copy initialised anew) or a callable, shown here by name.
+        features: the layer whose output h is (None: the input of the last Linear).
+    """
+
+    dof: float = 5.0
+    sigma: float = 1.0
+    tau1: float = 1.0
+    tau2: float = 100.0
+    num_context: int = 32
+    samples: int = 10
+    dof_function: float | None = None
+    dof_weights: float | None = None
+    functional_scale: float | str = "batch"
+    prior_weight: float | str = "rate"
+    parametrisation: Parametrisation = "covariance"
+    context_mask: str = "shared"
+    normalise_features: bool = False
+    extractor: str = "init"
+    features: str | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(sigma=self.sigma, tau1=self.tau1, tau2=self.tau2)
+        check_count(num_context=self.num_context, samples=self.samples)
+        check_prior_weight(self.prior_weight)
+        if self.parametrisation not in PARAMETRISATIONS:
+            raise unknown("parametrisation", self.parametrisation, PARAMETRISATIONS)
+        if self.context_mask not in ("shared", "row"):
+            raise unknown("context_mask", self.context_mask, ("shared", "row"))
+        for name in ("dof", "dof_function", "dof_weights"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise StfsebError(f"{name}={value}: degrees of freedom must be positive (math.inf for Gaussian)")
+        if self.parametrisation == "covariance" and not self.nu_function > 2:
+            raise StfsebError(
+                f"dof={self.nu_function}: the covariance form needs dof > 2; "
+                "use a larger one, math.inf, or parametrisation='scale'"
+            )
+        scale = self.functional_scale
+        valid = scale in ("batch", "epoch") if isinstance(scale, str) else math.isfinite(scale) and scale >= 0
+        if not valid:
+            raise StfsebError(f"functional_scale={scale!r}: give 'batch', 'epoch' or a number of at least 0")
+
+    @property
+    def nu_function(self) -> float:
+        """Return the function prior's degrees of freedom."""
+        return self.dof if self.dof_function is None else self.dof_function
+
+    @property
+    def nu_weights(self) -> float:
+        """Return the weight prior's degrees of freedom."""
+        return self.dof if self.dof_weights is None else self.dof_weights
+
+
+class STFSEB(DropoutMethod):
+    """Function-space empirical Bayes with Student's t priors and an MC dropout posterior.
+
+    Args:
+        net: any `nn.Module` with dropout that returns logits (N, L); held by reference.
+        context: unlabelled images unlike the training data (tensor, array, image set or data set of the
+            network's input shape), or "train" for rows of the minibatch.
+        dof: degrees of freedom nu of both priors.
+        sigma: scale of the weight prior.
+        tau1: variance of the linear model on the features.
+        tau2: variance of the noise on top of it.
+        num_context: context points in each step.
+        samples: Monte Carlo samples.
+        extractor: "init", "independent", or a callable from images to features (a pretrained backbone).
+        features: name of the layer whose output is h; by default the input of the last Linear.
+        likelihood: what the outputs mean; categorical by default.
+        switches: the rare settings; see `STFSEBSettings`.
+    """
+
+    key = "stfseb"
+    label = "ST-FS-EB"
+    settings: STFSEBSettings
+
+    def __init__(
+        self,
+        net: nn.Module,
+        context: Any = None,
+        dof: float = 5.0,
+        sigma: float = 1.0,
+        tau1: float = 1.0,
+        tau2: float = 100.0,
+        num_context: int = 32,
+        samples: int = 10,
+        *,
+        extractor: str | Callable[[Tensor], Tensor] = "init",
+        features: str | None = None,
+        likelihood: Likelihood | None = None,
+        **switches: Any,
+    ) -> None:
+        named = extractor if isinstance(extractor, str) else getattr(extractor, "__name__", type(extractor).__name__)
+        known = STFSEBSettings.__dataclass_fields__
+        for switch in switches:
+            if switch not in known:
+                raise unknown("setting", switch, known)
+        settings = STFSEBSettings(
+            dof, sigma, tau1, tau2, num_context, samples, extractor=named, features=features, **switches
+        )
+        super().__init__(net, settings, likelihood)
+        self.weight_prior = WeightPrior(settings.nu_weights, sigma)
+        self.context: Context | None = None
+        if context is not None or settings.functional_scale != 0:
+            self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
+
+    @classmethod
+    def restore(cls, net: nn.Module, settings: STFSEBSettings, likelihood: Likelihood) -> STFSEB:
+        """Return a method that can predict but not train: the context's images are not saved."""
+        method = cls(net, functional_scale=0, prior_weight=1.0, likelihood=likelihood)
+        method.settings = settings
+        method.weight_prior = WeightPrior(settings.nu_weights, settings.sigma)
+        return method
+
+    # The objective -----------------------------------------------------------------------------------
+
+    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+        """Return the terms of the minibatch; see the module's formula."""
+        settings = self.settings
+        rows = len(x)
+        x = scaled(x, self.like)
+        scale = settings.functional_scale
+        kappa = rows / num_data if scale == "epoch" else (1.0 if scale == "batch" else float(scale))
+        if scale != "epoch" and batch_size is not None:
+            kappa *= rows / batch_size
+        if kappa:
+            draw = self._next_context(x, batch_size)
+            data_logits, context_logits, rates = self._forward(x, draw)
+            function = self.function_prior(draw.features).penalty(context_logits).mean(0) * kappa
+        else:
+            data_logits, rates = self.folded(x, settings.samples, [Block(rows, shared=False)])
+            function = data_logits.new_zeros(())
+        data = -self.likelihood.log_prob(data_logits, y).mean(0).sum()
+        share = prior_weight(settings.prior_weight, rates) * (rows / num_data)
+        weights = self.weight_prior.penalty(self.trainable()) * share
+        return Terms(data, function, weights)
+
+    def function_prior(self, features: Tensor) -> FunctionPrior:
+        """Return the prior on the outputs at context points with these features."""
+        settings = self.settings
+        return FunctionPrior(
+            features, settings.tau1, settings.tau2, settings.nu_function, parametrisation=settings.parametrisation
+        )
+
+    def _forward(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, set[float]]:
+        """Return the logits of data rows and context rows, each (S, rows, L), and the dropout rates."""
+        samples, context = self.settings.samples, draw.images
+        data_block = Block(len(x), shared=False)
+        context_block = Block(len(context), shared=self.settings.context_mask == "shared", generator=draw.masks)
+        if has_batch_statistics(self.net):
+            # Batch norm takes its statistics from data rows only: context rows see the running ones.
+            logits, rates = self.folded(x, samples, [data_block])
+            with evaluating(self.net):
+                outside, _ = self.folded(context, samples, [context_block])
+            return logits, outside, rates
+        logits, rates = self.folded(torch.cat([x, context]), samples, [data_block, context_block])
+        return logits[:, : len(x)], logits[:, len(x) :], rates
+
+    def reseed(self, seed: int) -> None:
+        """Restart the order of the context points and their masks."""
+        if self.context is not None:
+            self.context.reseed(seed)
+
+    def _next_context(self, x: Tensor, batch_size: int | None) -> Draw:
+        if self.context is None:
+            raise StfsebError(
+                "this method has no context images (a loaded model keeps only their fingerprint): "
+                "construct it anew with context=... to train it"
+            )
+        version = None if batch_size is None else sum(p._version for p in self.trainable())
+        return self.context.next(x, version)

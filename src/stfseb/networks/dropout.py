@@ -1,0 +1,221 @@
+"""Dropout that can be told its masks, in any module, without changing the module.
+
+Every dropout of a forward pass, module or functional, goes through `torch.nn.functional`. A
+`TorchFunctionMode` catches those calls while the network itself stays in whatever mode it is in, so
+that batch norm is never touched by switching dropout on, and `F.dropout(x, training=self.training)` in
+someone's `forward` is not silently inactive at prediction time.
+
+Rows are folded sample-major: row `s * n + i` is example `i` under Monte Carlo sample `s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from stfseb.errors import StfsebError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DROPOUT_MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+_ELEMENT = (F.dropout, torch.dropout, torch.dropout_)
+_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)
+_REFUSED = (
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.alpha_dropout,
+    torch.alpha_dropout_,
+    torch.feature_alpha_dropout,
+    torch.feature_alpha_dropout_,
+)
+_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows of a batch whose masks are drawn alike.
+
+    `shared` rows see one mask per sample, so that their outputs are one draw of the network as a
+    function; the others draw a mask each. `generator` is torch's default one when it is None.
+    """
+
+    rows: int
+    shared: bool
+    generator: torch.Generator | None = None
+
+
+class PrefixHasDropoutError(Exception):
+    """A dropout ran in the part of a chain that was taken to have none."""
+
+
+def keep_mask(
+    shape: Sequence[int], rate: float, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
+) -> Tensor:
+    """Draw a mask of zeros and 1 / (1 - rate) with P(0) = rate.
+
+    On the CPU torch draws one double per element, in one thread. Here every 64-bit word is cut into
+    lanes of 8 bits (where `rate` is a multiple of 1/256) or 16 bits, which are compared with a
+    threshold: about a tenth of the time. With 16 bits the rate is rounded to a multiple of 2^-16 and
+    the scale follows the rounded rate, so that the mask's mean is exactly one.
+    """
+    if device.type != "cpu":
+        return torch.rand(tuple(shape), device=device, generator=generator).ge(rate).to(dtype).mul_(1.0 / (1.0 - rate))
+    lane, levels = (torch.int8, 256) if (rate * 256.0).is_integer() else (torch.int16, 65536)
+    dropped = min(round(rate * levels), levels - 1)
+    count = 1
+    for size in shape:
+        count *= size
+    lanes_per_word = 8 if levels == 256 else 4
+    words = torch.empty(-(-count // lanes_per_word), dtype=torch.int64)
+    words.random_(-(2**63), None, generator=generator)  # the whole range: the default one leaves the sign bit 0
+    keep = words.view(lane)[:count] >= dropped - levels // 2
+    return keep.to(dtype).mul_(levels / (levels - dropped)).view(tuple(shape))
+
+
+class MonteCarloDropout(TorchFunctionMode):
+    """Make every dropout of the forward pass active, with masks laid out over `samples` and `blocks`.
+
+    With `folded=False` the batch has one row an example until the first dropout, whose output has
+    `samples` rows an example: what comes before it runs once. `rates` collects the rates that were seen.
+    """
+
+    def __init__(self, samples: int, blocks: Sequence[Block], *, folded: bool) -> None:
+        super().__init__()
+        self.samples = samples
+        self.blocks = tuple(block for block in blocks if block.rows)
+        self.rows = sum(block.rows for block in self.blocks)
+        self.folded = folded
+        self.in_prefix = False
+        self.rates: set[float] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Redirect dropout; let everything else through."""
+        kwargs = kwargs or {}
+        if func in _ELEMENT:
+            return self._dropout(*_arguments(args, kwargs), channelwise=False)
+        if func in _CHANNEL:
+            return self._dropout(*_arguments(args, kwargs), channelwise=True)
+        _refuse(func, kwargs)
+        return func(*args, **kwargs)
+
+    def _dropout(self, x: Tensor, rate: float, inplace: bool, *, channelwise: bool) -> Tensor:
+        if self.in_prefix:
+            raise PrefixHasDropoutError
+        self.rates.add(rate)
+        samples = self.samples if self.folded else 1
+        lead = samples * self.rows
+        if x.shape[0] % lead:
+            raise StfsebError(
+                f"dropout on a tensor of shape {tuple(x.shape)} in a batch of {lead} rows: "
+                "its first dimension must be the batch (or a multiple of it); use batch-first layouts"
+            )
+        # Channels-last tensors keep their layout: the product is taken on the permuted, contiguous view.
+        last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        flat = x.permute(0, 2, 3, 1) if last else x
+        inner = [x.shape[0] // lead, *flat.shape[1:]]
+        if channelwise:
+            inner[2:] = [1] * (x.ndim - 2)
+            if last:
+                inner[1:] = [1, 1, x.shape[1]]
+        mask = self._mask(tuple(inner), rate, x)
+        spread = flat.reshape(samples, self.rows, x.shape[0] // lead, *flat.shape[1:])
+        if inplace and self.folded:
+            return x.copy_(
+                (spread * mask).reshape(flat.shape).permute(0, 3, 1, 2) if last else (spread * mask).view_as(x)
+            )
+        self.folded = True
+        out = (spread * mask).flatten(0, 2)
+        return out.permute(0, 3, 1, 2) if last else out
+
+    def _mask(self, inner: tuple[int, ...], rate: float, x: Tensor) -> Tensor:
+        """Return the mask (samples, rows, *inner), or with one row if a single block shares it."""
+        if rate == 1.0:
+            return x.new_zeros((self.samples, 1, *inner))
+        parts = [
+            keep_mask(
+                (self.samples, 1 if block.shared else block.rows, *inner), rate, x.dtype, x.device, block.generator
+            )
+            for block in self.blocks
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(
+            [part.expand(-1, block.rows, *inner) for part, block in zip(parts, self.blocks, strict=True)], dim=1
+        )
+
+
+class NoDropout(TorchFunctionMode):
+    """Make every dropout of the forward pass the identity, whatever mode the network is in."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return dropout's input; let everything else through."""
+        kwargs = kwargs or {}
+        if func in _ELEMENT or func in _CHANNEL or func in _REFUSED:
+            return args[0] if args else kwargs["input"]
+        if func in _ATTENTION and kwargs.get("dropout_p", 0.0):
+            kwargs = {**kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
+def module_rates(net: nn.Module) -> set[float]:
+    """Return the rates of all dropout modules; refuse dropout that cannot be given masks."""
+    rates = set()
+    for name, module in net.named_modules():
+        if isinstance(module, DROPOUT_MODULES):
+            rates.add(float(module.p))
+        elif isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
+            raise StfsebError(f"layer '{name}' is {type(module).__name__}, which is not supported: use nn.Dropout")
+        elif isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout:
+            raise StfsebError(
+                f"layer '{name}' ({type(module).__name__}) has dropout={module.dropout} inside, where it cannot "
+                "be given masks: set it to 0 and put an nn.Dropout behind the layer"
+            )
+    return rates
+
+
+def check_has_dropout(net: nn.Module) -> None:
+    """Raise unless the network has a dropout module or a `forward` that speaks of dropout."""
+    if module_rates(net) or any("dropout" in name.lower() for name in _names_in_forwards(net)):
+        return
+    raise StfsebError(
+        f"{type(net).__name__} has no dropout, so Monte Carlo dropout would draw the same function every time: "
+        "add nn.Dropout layers (nn.Dropout(0.0) counts), or use MAP, MFVI or FSEB"
+    )
+
+
+def _names_in_forwards(net: nn.Module) -> set[str]:
+    names: set[str] = set()
+    for module in net.modules():
+        forward = type(module).forward
+        code = getattr(forward, "__code__", None)
+        if code is not None and not type(module).__module__.startswith("torch."):
+            names.update(code.co_names)
+    return names
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, float, bool]:
+    """Return input, rate and in-place flag of any dropout call (`training` is overruled)."""
+    x = args[0] if args else kwargs["input"]
+    rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    return x, float(rate), bool(args[3] if len(args) > 3 else kwargs.get("inplace", False))
+
+
+def _refuse(func: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    if func in _REFUSED:
+        raise StfsebError(f"{func.__name__} in the network is not supported: use nn.Dropout")
+    if func in _ATTENTION and kwargs.get("dropout_p", 0.0) and kwargs.get("training", True):
+        raise StfsebError(
+            f"{func.__name__} with dropout_p={kwargs['dropout_p']}: attention dropout cannot be given masks; "
+            "set it to 0 and put an nn.Dropout behind the attention"
+        )

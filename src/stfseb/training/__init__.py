@@ -1,0 +1,1 @@
+"""Training: `fit`, its loop, early stopping and progress."""

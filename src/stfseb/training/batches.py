@@ -1,0 +1,139 @@
+"""Minibatches from what people have: tensors and arrays (kept on the device), a Dataset or a DataLoader.
+
+The order of an epoch is a function of (seed, epoch) alone, so that a run can be resumed at any epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from stfseb.errors import StfsebError
+from stfseb.inputs import as_tensor, check_pixels
+from stfseb.methods.context import generator
+
+Batch = tuple[Tensor, Tensor]
+Augment = Callable[[Tensor], Tensor]
+
+
+class Batches(Protocol):
+    """An epoch at a time: `num_data` examples in minibatches of `batch_size`."""
+
+    num_data: int
+    batch_size: int
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the minibatches of one epoch."""
+        ...
+
+    def examples(self, count: int) -> Batch:
+        """Return the first `count` examples, for checks and for `prepare`."""
+        ...
+
+
+class ResidentBatches:
+    """All examples on the device in their own type; each epoch is one permutation."""
+
+    def __init__(
+        self, x: Tensor, y: Tensor, batch_size: int, seed: int, device: torch.device, augment: Augment | None = None
+    ) -> None:
+        self.x, self.y = x.to(device), y.to(device)
+        self.num_data, self.batch_size = len(x), min(batch_size, len(x))
+        self.seed, self.augment = seed, augment
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the minibatches of one epoch; the last may be smaller."""
+        order = torch.randperm(self.num_data, generator=generator(self.seed, 3, number)).to(self.x.device)
+        for index in order.split(self.batch_size):
+            x = self.x[index]
+            yield (x if self.augment is None else self.augment(x)), self.y[index]
+
+    def examples(self, count: int) -> Batch:
+        """Return the first `count` examples."""
+        return self.x[:count], self.y[:count]
+
+
+class LoaderBatches:
+    """A user's DataLoader, in its own order and batch size."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device, augment: Augment | None = None) -> None:
+        try:
+            self.num_data = len(loader.dataset)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise StfsebError(
+                "the DataLoader's data set has no length: the objective needs it; give a map-style data set"
+            ) from error
+        if self.num_data == 0:
+            raise StfsebError("train is empty: give at least one example")
+        if loader.batch_size is None:
+            raise StfsebError("the DataLoader has batch_size=None: the objective needs a batch size")
+        self.loader, self.device, self.augment = loader, device, augment
+        self.batch_size = loader.batch_size
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the loader's minibatches, moved to the device."""
+        del number  # the loader's sampler draws from torch's default generator, which fit seeds
+        for x, y in self.loader:
+            x = x.to(self.device, non_blocking=True)
+            yield (x if self.augment is None else self.augment(x)), y.to(self.device, non_blocking=True)
+
+    def examples(self, count: int) -> Batch:
+        """Return the first `count` examples of an epoch."""
+        xs: list[Tensor] = []
+        ys: list[Tensor] = []
+        for x, y in self.loader:
+            xs.append(x)
+            ys.append(y)
+            if sum(map(len, xs)) >= count:
+                break
+        return torch.cat(xs)[:count], torch.cat(ys)[:count]
+
+
+def as_pair(data: Any, what: str) -> Batch | None:
+    """Return (x, y) tensors if `data` is tensors, arrays, an image set or a TensorDataset, else None."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if hasattr(data, "images") and hasattr(data, "labels"):
+        data = (data.images, data.labels)
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        if len(data) != 2 or data[1] is None:
+            raise StfsebError(f"{what} must be a pair (x, y), not {len(data)} things or one without labels")
+        x, y = as_tensor(data[0], f"{what} x"), as_tensor(data[1], f"{what} y")
+        if len(x) != len(y):
+            raise StfsebError(f"{what} has {len(x)} examples but {len(y)} labels")
+        check_pixels(x, f"{what} x")
+        return x, y if y.is_floating_point() else y.long()
+    return None
+
+
+def make_batches(
+    data: Any, batch_size: int, seed: int, device: torch.device, augment: Augment | None = None
+) -> Batches:
+    """Return the minibatches of `data`, resident where it is tensors, streamed otherwise."""
+    pair = as_pair(data, "train")
+    if pair is not None:
+        return ResidentBatches(*pair, batch_size, seed, device, augment)
+    if isinstance(data, DataLoader):
+        return LoaderBatches(data, device, augment)
+    if isinstance(data, Dataset):
+        return LoaderBatches(DataLoader(data, batch_size, shuffle=True), device, augment)
+    raise StfsebError(f"train is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
+
+
+def split_off(data: Any, fraction: float) -> tuple[Any, Any]:
+    """Hold out a fraction for validation, the same rows whatever the run's seed (seed 0)."""
+    count = len(data[0]) if isinstance(data, Sequence) else len(data)
+    held = max(1, round(count * fraction))
+    if count - held < 1:
+        raise StfsebError(f"train has {count} examples: too few to hold out {fraction:.0%}; give validation=(x, y)")
+    order = torch.randperm(count, generator=generator(0, 5, 0))
+    pair = as_pair(data, "train")
+    if pair is None:
+        subset = torch.utils.data.Subset
+        return subset(data, order[held:].tolist()), subset(data, order[:held].tolist())
+    x, y = pair
+    return (x[order[held:]], y[order[held:]]), (x[order[:held]], y[order[:held]])
