@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Gamma, constraints
+from torch.distributions.utils import lazy_property
 
 from stfseb.errors import StfsebError
 
@@ -193,8 +194,7 @@ class MultivariateStudentT(Distribution):
         assert matrix is not None
         if loc.ndim < 1 or matrix.ndim < 2 or matrix.shape[-2:] != (loc.shape[-1], loc.shape[-1]):
             raise StfsebError(
-                f"loc must be (..., d) and the covariance (..., d, d), not {tuple(loc.shape)} "
-                f"and {tuple(matrix.shape)}"
+                f"loc must be (..., d) and the covariance (..., d, d), not {tuple(loc.shape)} and {tuple(matrix.shape)}"
             )
         if validate_args or (validate_args is None and Distribution._validate_args):
             degrees_of_freedom(df, name="df")
@@ -228,14 +228,15 @@ class MultivariateStudentT(Distribution):
         new._validate_args = self._validate_args
         return new
 
-    def __getattr__(self, name: str) -> Tensor:
-        # Whichever of the two was not given, computed once when asked for.
-        if name not in ("covariance_matrix", "covariance_tril") or "_factor" not in self.__dict__:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        matrix: Tensor = self._factor if name == "covariance_tril" else self._factor @ self._factor.mT
-        shaped = matrix.expand(self.batch_shape + matrix.shape[-2:])
-        setattr(self, name, shaped)
-        return shaped
+    @lazy_property
+    def covariance_matrix(self) -> Tensor:
+        """The covariance, (batch, d, d)."""
+        return (self._factor @ self._factor.mT).expand(self._extended_shape() + self.event_shape)
+
+    @lazy_property
+    def covariance_tril(self) -> Tensor:
+        """The lower Cholesky factor of the covariance, (batch, d, d)."""
+        return self._factor.expand(self._extended_shape() + self.event_shape)
 
     @property
     def mean(self) -> Tensor:
