@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -50,6 +50,11 @@ class Settings:
         return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
     @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the settings."""
+        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Any:
         """Undo `as_dict`."""
         return cls(**{k: math.inf if v == "inf" else v for k, v in values.items()})
@@ -74,6 +79,7 @@ class Method(nn.Module, ABC):
 
     key: ClassVar[str]  # as on the command line
     label: ClassVar[str]  # as in tables
+    settings_type: ClassVar[type[Settings]]
     net: nn.Module
 
     def __init__(self, net: nn.Module, settings: Any, likelihood: Likelihood | None = None) -> None:

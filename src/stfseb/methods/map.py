@@ -38,6 +38,7 @@ class MAP(Method):
 
     key = "map"
     label = "MAP"
+    settings_type = MAPSettings
 
     def __init__(self, net: nn.Module, sigma: float = 1.0, *, likelihood: Likelihood | None = None) -> None:
         super().__init__(net, MAPSettings(sigma), likelihood)

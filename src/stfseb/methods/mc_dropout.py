@@ -67,6 +67,7 @@ class MCDropout(DropoutMethod):
 
     key = "mcdropout"
     label = "MC Dropout"
+    settings_type = MCDropoutSettings
 
     def __init__(
         self,

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from stfseb.likelihoods import Likelihood
 
 
-
 @dataclass(frozen=True)
 class STFSEBSettings(Settings):
     """Settings of `STFSEB`; the rare switches are explained here, in one place.
@@ -137,6 +136,7 @@ class STFSEB(DropoutMethod):
 
     key = "stfseb"
     label = "ST-FS-EB"
+    settings_type = STFSEBSettings
     settings: STFSEBSettings
 
     def __init__(
@@ -156,7 +156,7 @@ class STFSEB(DropoutMethod):
         **switches: Any,
     ) -> None:
         named = extractor if isinstance(extractor, str) else getattr(extractor, "__name__", type(extractor).__name__)
-        known = STFSEBSettings.__dataclass_fields__
+        known = STFSEBSettings.names()
         for switch in switches:
             if switch not in known:
                 raise unknown("setting", switch, known)

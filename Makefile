@@ -1,0 +1,32 @@
+# Each target sets up what it needs on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: demo test test-all lint setup clean
+
+demo: $(STAMP)
+	$(BIN)/stfseb compare mini
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

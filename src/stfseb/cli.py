@@ -1,0 +1,251 @@
+"""The command line. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stfseb.errors import StfsebError
+
+app = typer.Typer(
+    name="stfseb",
+    help="Neural networks that know what they do not know: train, compare and use methods for uncertainty.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+TaskArgument = Annotated[str, typer.Argument(help="A task: mini, mnist, fmnist, cifar10, ... or your own YAML file.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="At most this many epochs; by default the task's own.")]
+Out = Annotated[Path, typer.Option(help="Where the folder of results is made.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
+Context = Annotated[str | None, typer.Option(help="Other context images: 'train', or the name of a data set.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the task's or the model's.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+
+
+@app.command()
+def compare(
+    task: TaskArgument = "mini",
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "stfseb,mcdropout,map",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, ..., each method once with each.")] = 1,
+    epochs: Epochs = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of a method, METHOD.NAME=VALUE (stfseb.tau2=10); repeatable."),
+    ] = None,
+    context: Context = None,
+    device: Device = None,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Train several methods on a task and set them side by side: table, plots and a page.
+
+    `stfseb compare` alone takes the embedded task `mini`: real Fashion-MNIST images in small, handwritten
+    digits and printed letters as the unfamiliar ones. It takes a few minutes on two CPU cores.
+    """
+    from rich.console import Console
+
+    from stfseb.data.tasks import load_task
+    from stfseb.experiments import compare as comparison
+    from stfseb.experiments.records import new_folder
+    from stfseb.report.page import write_report
+    from stfseb.report.tables import tables
+
+    console = Console(stderr=True)
+    data = load_task(task).load(context=context)
+    overrides = _assignments(set_ or [])
+    base = _config("", 0, {}, epochs, device)
+    runs = comparison.plan(methods.split(","), range(seeds), overrides, base)
+    comparison.check(data, runs)
+    for note in data.notes:
+        console.print(f"note: {note}", style="dim", highlight=False)
+    folder = new_folder(out, data.task.name)
+
+    def announce(text: str) -> None:
+        if not quiet:
+            console.print(text, highlight=False, soft_wrap=True)
+
+    records = comparison.compare(data, runs, folder, announce=announce, progress=not quiet)
+    page = write_report(records, folder, f"{data.task.title}: {len(runs)} runs")
+    screen = Console()
+    for table in tables(records):
+        screen.print(table.to_rich(screen.width))
+    screen.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    screen.print(f"Plots, tables, models and records: {folder}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    task: TaskArgument = "mini",
+    method: Annotated[str, typer.Option("--method", "-m", help="The method to train.")] = "stfseb",
+    seed: Annotated[int, typer.Option(help="Of the weights, the order, the masks and the context.")] = 0,
+    epochs: Epochs = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the method, NAME=VALUE (tau2=10); repeatable.")
+    ] = None,
+    context: Context = None,
+    device: Device = None,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Train one method on a task; save the model and a record of the run."""
+    from rich.console import Console
+
+    from stfseb.data.tasks import load_task
+    from stfseb.experiments.records import new_folder
+    from stfseb.experiments.run import make_method, train_and_evaluate
+    from stfseb.methods.registry import key_of
+    from stfseb.report.tables import tables
+
+    data = load_task(task).load(context=context)
+    settings = _assignments([f"{method}.{item}" for item in set_ or []]).get(method, {})
+    config = _config(key_of(method), seed, settings, epochs, device)
+    make_method(data, config)
+    folder = new_folder(out, f"{data.task.name}-{config.method}-seed{seed}")
+    _, record = train_and_evaluate(data, config, folder, progress=not quiet)
+    screen = Console()
+    for table in tables([record]):
+        screen.print(table.to_rich(screen.width))
+    screen.print(f"Model: {folder / 'model'}", highlight=False, soft_wrap=True)
+    screen.print(f"Record: {folder / 'record.json'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
+    task: Annotated[
+        str | None, typer.Option(help="Evaluate on this task; by default the one it was trained on.")
+    ] = None,
+    samples: Samples = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a saved model: accuracy, NLL, ECE, and how well it tells unfamiliar images apart."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from stfseb.data.tasks import load_task
+    from stfseb.evaluation.evaluate import evaluate as evaluate_method
+    from stfseb.methods.saving import load
+
+    method = load(model)
+    name = task or method.provenance.get("task")
+    if name is None:
+        raise StfsebError("the model does not say on which task it was trained: give --task")
+    data = load_task(name).load()
+    method.to(_device(device))
+    found = evaluate_method(method, data.test, data.ood, samples=samples or data.task.training["test_samples"])
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table(title=f"{method.label} on {data.task.title} (fractions; NLL in nats)")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for key, value in found.items():
+        table.add_row(key, f"{value:.4f}")
+    Console().print(table)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
+    inputs: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, or an .npy/.npz array of images.")],
+    samples: Samples = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say for each image its class, the probability, and whether it looks unfamiliar."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from stfseb.experiments.predict import predict_files
+    from stfseb.methods.saving import load
+
+    method = load(model).to(_device(device))
+    rows = predict_files(method, inputs, samples=samples)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(title=f"{method.label} from {model}")
+    table.add_column("image", overflow="fold")
+    table.add_column("class")
+    table.add_column("probability", justify="right")
+    table.add_column("looks", overflow="fold")
+    for row in rows:
+        looks = "[bold yellow]unfamiliar[/]" if row["unfamiliar"] else "familiar"
+        table.add_row(row["image"], row["class"], f"{100 * row['probability']:.1f} %", looks)
+    console = Console()
+    console.print(table)
+    console.print(rows[0]["rule"], style="dim", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder of results that 'compare' or 'train' wrote.")],
+    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+) -> None:
+    """Make the page, plots and tables of a folder of results anew from its records."""
+    from stfseb.experiments.records import read_records
+    from stfseb.report.page import write_report
+
+    records = read_records(folder)
+    print(f"Report: {write_report(records, folder, title or folder.name)}")
+
+
+def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:
+    """Turn METHOD.NAME=VALUE into {method: {name: value}}; values are read as YAML (numbers, inf, words)."""
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {}
+    for item in items:
+        left, equals, value = item.partition("=")
+        method, dot, name = left.partition(".")
+        if not (equals and dot and method and name):
+            raise StfsebError(f"--set {item}: write METHOD.NAME=VALUE for compare, NAME=VALUE for train")
+        read = yaml.safe_load(value)
+        if isinstance(read, str):
+            with suppress(ValueError):
+                read = float(value)  # inf, and 1e-3, which YAML takes for words
+        found.setdefault(method, {})[name] = read
+    return found
+
+
+def _device(name: str | None) -> str:
+    import torch
+
+    from stfseb.experiments.run import default_device
+
+    chosen = name or default_device()
+    try:
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise StfsebError(f"device '{chosen}' cannot be used here: {str(error).splitlines()[0]}") from error
+    return chosen
+
+
+def _config(method: str, seed: int, settings: dict[str, Any], epochs: int | None, device: str | None) -> Any:
+    from stfseb.experiments.run import RunConfig
+
+    training = {} if epochs is None else {"epochs": epochs}
+    return RunConfig(method=method, seed=seed, settings=settings, training=training, device=_device(device))
+
+
+def main() -> None:
+    """Run the command line; the user's own mistakes end in one line and exit code 2."""
+    try:
+        app()
+    except StfsebError as error:
+        print(f"stfseb: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Runs and their records: from a task, a method and a seed to one folder on disk."""

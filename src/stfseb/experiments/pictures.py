@@ -1,0 +1,86 @@
+"""Image files and arrays of a user's own, brought to what a saved model takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stfseb.errors import StfsebError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ARRAYS = (".npy", ".npz")
+_MOST_PIXELS = 64_000_000
+
+
+def read_inputs(path: Path, shape: tuple[int, ...]) -> tuple[list[str], Tensor]:
+    """Return names and images (N, C, H, W) from one image file or one array of images."""
+    if not path.is_file():
+        raise StfsebError(f"{path} does not exist or is not a file")
+    if path.suffix.lower() in ARRAYS:
+        images = _as_images(_array(path), shape, path)
+        return [f"{path.name}[{i}]" for i in range(len(images))], images
+    return [path.name], _picture(path, shape)
+
+
+def _picture(path: Path, shape: tuple[int, ...]) -> Tensor:
+    from PIL import Image
+
+    channels, height, width = shape
+    try:
+        with Image.open(path) as opened:
+            if opened.width * opened.height > _MOST_PIXELS:
+                raise StfsebError(
+                    f"{path} has {opened.width} x {opened.height} pixels: at most {_MOST_PIXELS} are taken"
+                )
+            picture = opened.convert("L" if channels == 1 else "RGB")
+            if picture.size != (width, height):
+                picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(picture, dtype=np.uint8)
+    except StfsebError:
+        raise
+    except Exception as error:  # Pillow raises many kinds for damaged files
+        raise StfsebError(f"{path} cannot be read as an image ({type(error).__name__}): give PNG or JPEG") from error
+    return torch.from_numpy(pixels.reshape(height, width, channels).transpose(2, 0, 1).copy())[None]
+
+
+def _array(path: Path) -> np.ndarray[Any, Any]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            name = "images" if "images" in loaded.files else loaded.files[0] if len(loaded.files) == 1 else None
+            if name is None:
+                raise StfsebError(f"{path} holds {', '.join(loaded.files)}: give one array, or name it 'images'")
+            found: np.ndarray[Any, Any] = loaded[name]
+            return found
+    except StfsebError:
+        raise
+    except Exception as error:  # numpy raises many kinds for damaged files
+        raise StfsebError(f"{path} cannot be read as an array ({type(error).__name__}: {error})") from error
+
+
+def _as_images(array: np.ndarray[Any, Any], shape: tuple[int, ...], path: Path) -> Tensor:
+    """Accept (N, C, H, W), (N, H, W, C), (N, H, W) for one channel, and a single image."""
+    channels, height, width = shape
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise StfsebError(f"{path} has dtype {array.dtype}: give uint8 pixels or floating point in [0, 1]")
+    if array.shape == (height, width):
+        array = array[None, None]
+    elif array.shape in ((channels, height, width), (height, width, channels)):
+        array = array[None]
+    elif array.ndim == 3 and array.shape[1:] == (height, width) and channels == 1:
+        array = array[:, None]
+    if array.shape[1:] == (height, width, channels) and array.shape[1:] != shape:
+        array = array.transpose(0, 3, 1, 2)
+    if array.shape[1:] != shape:
+        raise StfsebError(f"{path} has shape {array.shape}: the model takes images of shape {shape}")
+    images = torch.from_numpy(np.ascontiguousarray(array))
+    if images.is_floating_point() and len(images) and float(images.max()) > 1.5:
+        raise StfsebError(f"{path} has values up to {float(images.max()):g}: give uint8, or floating point in [0, 1]")
+    return images

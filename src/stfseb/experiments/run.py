@@ -1,0 +1,168 @@
+"""One run: build a network, train a method on a task with a seed, evaluate it, write it down."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stfseb.errors import StfsebError
+from stfseb.evaluation.evaluate import assess
+from stfseb.evaluation.gallery import gallery
+from stfseb.evaluation.threshold import fit_threshold
+from stfseb.experiments.machine import PeakMemory, code_version, machine
+from stfseb.experiments.records import write_record
+from stfseb.methods.registry import key_of, method_class
+from stfseb.methods.saving import save
+from stfseb.networks.cnn import DeepCNN, SmallCNN
+from stfseb.training.fit import FitResult, fit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stfseb.data.images import ImageSet
+    from stfseb.data.tasks import Task, TaskData
+    from stfseb.methods.base import Method
+
+# What a method draws from the run and not from its settings.
+_NEEDS_CONTEXT = ("stfseb",)
+_NETWORKS = {"small": SmallCNN, "deep": DeepCNN}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What defines a run: the same config on the same machine gives the same record."""
+
+    method: str
+    seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)  # over the task's preset
+    training: dict[str, Any] = field(default_factory=dict)  # over the task's training
+    device: str = "cpu"
+
+
+def default_device() -> str:
+    """Return "cuda" where there is one, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def make_network(task: Task) -> torch.nn.Module:
+    """Return the task's network, freshly initialised from torch's default generator."""
+    arguments: dict[str, Any] = {
+        "in_channels": task.in_channels,
+        "classes": task.classes,
+        "dropout": task.dropout,
+        "image_size": task.image_size,
+        **task.network_settings,
+    }
+    return _NETWORKS[task.network](**arguments)
+
+
+def make_method(data: TaskData, config: RunConfig) -> Method:
+    """Return the method around a fresh network; weights, extractor and masks follow from the seed."""
+    task, key = data.task, key_of(config.method)
+    torch.manual_seed(config.seed)
+    settings = {**task.presets.get(key, {}), **config.settings}
+    cls = method_class(key)
+    if "samples" in cls.settings_type.names():
+        settings.setdefault("samples", {**task.training, **config.training}["train_samples"])
+    if key in _NEEDS_CONTEXT:
+        settings["context"] = "train" if data.context is None else data.context.images
+    try:
+        return cls(make_network(task), **settings)
+    except TypeError as error:
+        raise StfsebError(f"settings of {cls.label} cannot be used: {error}") from error
+
+
+def train_and_evaluate(
+    data: TaskData, config: RunConfig, folder: Path, *, progress: bool = True
+) -> tuple[Method, dict[str, Any]]:
+    """Train, evaluate and save one run into `folder`; return the method and its record."""
+    started = time.time()
+    method = make_method(data, config)
+    training = {**data.task.training, **config.training}
+    device = torch.device(config.device)
+    method.to(device)
+    with PeakMemory(device) as memory:
+        result = fit(
+            method,
+            data.train,
+            data.validation,
+            epochs=training["epochs"],
+            batch_size=training["batch_size"],
+            lr=training["lr"],
+            patience=training["patience"],
+            validation_samples=training["test_samples"],
+            seed=config.seed,
+            augment=_augment(data.task),
+            progress=progress,
+        )
+    samples = training["test_samples"]
+    method.calibration["unfamiliar"] = fit_threshold(method, data.validation, samples=samples)
+    evaluation = assess(method, data.test, data.ood, samples=samples)
+    method.provenance = provenance(data)
+    save(method, folder / "model")
+    record = {
+        "id": folder.name,
+        "task": data.task.name,
+        "task_title": data.task.title,
+        "method": method.key,
+        "label": method.label,
+        "seed": config.seed,
+        "settings": method.settings.as_dict(),
+        "training": training,
+        "data": _described(data),
+        "notes": list(data.notes),
+        "code": code_version(),
+        "machine": machine(device),
+        "started": round(started),
+        "history": result.history,
+        "best_epoch": result.best_epoch,
+        "stopped": result.stopped,
+        "collapsed": result.collapsed,
+        "seconds": result.seconds,
+        "seconds_per_epoch": _seconds_per_epoch(result),
+        "peak_memory_mb": memory.megabytes,
+        "metrics": evaluation.metrics,
+        "summary": evaluation.summary,
+        "images": gallery(evaluation.summary, data.test, data.ood),
+        "calibration": method.calibration,
+    }
+    write_record(folder, record)
+    return method, record
+
+
+def provenance(data: TaskData) -> dict[str, Any]:
+    """Return what a saved model says about its data: task, class names, fingerprints, input shape."""
+    return {
+        "task": data.task.name,
+        "class_names": list(data.class_names),
+        "input": list(data.train.images.shape[1:]),
+        "data": data.fingerprints(),
+    }
+
+
+def _augment(task: Task) -> Any:
+    if not task.augment:
+        return None
+    from stfseb.data.augmentation import flip_and_crop
+
+    return flip_and_crop
+
+
+def _seconds_per_epoch(result: FitResult) -> float:
+    """Return the mean training time of an epoch, the first (which warms up) left out where there are more."""
+    times = [entry["seconds"] for entry in result.history]
+    rest = times[1:] or times
+    return float(sum(rest)) / len(rest)
+
+
+def _described(data: TaskData) -> dict[str, Any]:
+    def entry(images: ImageSet) -> dict[str, Any]:
+        return {"name": images.name, "count": len(images), "fingerprint": images.fingerprint, "note": images.note}
+
+    parts = {"train": entry(data.train), "validation": entry(data.validation), "test": entry(data.test)}
+    if data.context is not None:
+        parts["context"] = entry(data.context)
+    return parts | {f"ood/{name}": entry(images) for name, images in data.ood.items()}

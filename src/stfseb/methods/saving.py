@@ -1,0 +1,134 @@
+"""Saved models: a folder with weights (safetensors) and everything else (JSON). Never pickle.
+
+`model.json` names the weights file; it is replaced last and atomically, so that at every moment the
+folder holds one complete model. Weights are stored without a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from stfseb._version import __version__
+from stfseb.data.images import fingerprint
+from stfseb.errors import StfsebError, unknown
+from stfseb.files import read_json, replacing, write_json
+from stfseb.likelihoods import LIKELIHOODS
+from stfseb.methods.registry import method_class
+from stfseb.networks.cnn import build
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from stfseb.methods.base import Method
+
+FORMAT = 1
+
+
+def save(method: Method, path: str | Path) -> Path:
+    """Write `method` into the folder `path` (weights, settings, calibration; not the context's images)."""
+    folder = Path(path)
+    if folder.is_file():
+        raise StfsebError(f"{folder} is a file: give the name of a folder")
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in method.state_dict().items()}
+    staging = folder / "weights.safetensors"
+    with replacing(staging) as part:
+        save_file(tensors, part)
+        digest = hashlib.sha256(part.read_bytes()).hexdigest()
+        name = f"weights-{digest[:12]}.safetensors"
+        target = folder / name
+        if not target.exists():
+            part.replace(target)
+        part.touch()
+    staging.unlink()
+    write_json(folder / "model.json", {**_description(method), "weights": {"file": name, "sha256": digest}})
+    for stale in folder.glob("weights-*.safetensors"):
+        if stale.name != name:
+            stale.unlink(missing_ok=True)
+    return folder
+
+
+def load(path: str | Path, net: nn.Module | None = None) -> Method:
+    """Read a model that `save` wrote, on the CPU; `.to(device)` moves it.
+
+    Built-in networks are rebuilt; for any other module give a fresh instance as `net`.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise StfsebError(f"model folder {folder} does not exist")
+    meta = read_json(folder / "model.json", "model file")
+    if not isinstance(meta, dict) or "format" not in meta:
+        raise StfsebError(f"{folder / 'model.json'} is not a model description: it names no format")
+    if meta["format"] > FORMAT:
+        raise StfsebError(
+            f"{folder} has format {meta['format']} and this is stfseb {__version__}, which reads up to {FORMAT}: "
+            "upgrade stfseb"
+        )
+    try:
+        tensors = _read_weights(folder, meta)
+        method = _rebuild(meta, net)
+        method.load_state_dict(tensors)
+    except KeyError as error:
+        raise StfsebError(f"{folder / 'model.json'} lacks the entry {error}: it is damaged") from error
+    except RuntimeError as error:
+        lines = " ".join(str(error).split())
+        raise StfsebError(f"the weights in {folder} do not fit {type(net).__name__}: {lines[:300]}") from error
+    method.eval()
+    return method
+
+
+def _description(method: Method) -> dict[str, Any]:
+    spec = getattr(method.net, "spec", None)
+    context = getattr(method, "context", None)
+    images = getattr(context, "images", None)
+    return {
+        "format": FORMAT,
+        "stfseb": __version__,
+        "method": method.key,
+        "settings": method.settings.as_dict(),
+        "likelihood": method.likelihood.name,
+        "network": spec if isinstance(spec, dict) else {"class": type(method.net).__qualname__},
+        "dtype": str(method.like.dtype).removeprefix("torch."),
+        "outputs": method._outputs,
+        "context": method.provenance.get("context")
+        or (None if images is None else {"count": len(images), "fingerprint": fingerprint(images)}),
+        "calibration": method.calibration,
+        "provenance": method.provenance,
+    }
+
+
+def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
+    import torch
+
+    cls = method_class(meta["method"])
+    if meta["likelihood"] not in LIKELIHOODS:
+        raise unknown("likelihood", meta["likelihood"], LIKELIHOODS)
+    if net is None:
+        if "network" not in meta["network"]:
+            raise StfsebError(
+                f"the model's network is {meta['network'].get('class')}, which is not built in: "
+                "give a fresh instance, load(path, net=...)"
+            )
+        net = build(meta["network"])
+    net = net.to(getattr(torch, meta["dtype"]))
+    settings = cls.settings_type.from_dict(meta["settings"])
+    method = cls.restore(net, settings, LIKELIHOODS[meta["likelihood"]]())
+    method.calibration, method.provenance = dict(meta["calibration"]), dict(meta["provenance"])
+    method._outputs = meta["outputs"]
+    return method
+
+
+def _read_weights(folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    file = folder / str(meta["weights"]["file"])
+    if file.parent != folder or not file.is_file():
+        raise StfsebError(f"weights file {file} is missing: copy the whole model folder")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != meta["weights"]["sha256"]:
+        raise StfsebError(f"weights file {file} is damaged or truncated: its checksum differs from model.json's")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise StfsebError(f"weights file {file} cannot be read: {error}") from error
