@@ -180,9 +180,7 @@ class FunctionPrior:
         tau2 = self.tau2.unsqueeze(-1) if isinstance(self.tau2, Tensor) else self.tau2
         return unfold(squares) / tau2
 
-    def _ridge(
-        self, factor: Tensor, columns: Tensor, batch: tuple[int, ...], kept: tuple[int, ...]
-    ) -> Tensor:
+    def _ridge(self, factor: Tensor, columns: Tensor, batch: tuple[int, ...], kept: tuple[int, ...]) -> Tensor:
         if self._scaled is None:
             raise StfsebError("more context points than features: from_factor needs features= here")
         shape = self._scaled.shape[-2:]
