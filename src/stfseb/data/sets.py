@@ -53,6 +53,7 @@ class DataSet:
     splits: dict[str, Split]
     archive: PublishedFile | None = None
     types: tuple[str, ...] = ()  # the corruption types of a suite
+    extra: tuple[PublishedFile, ...] = ()  # files that are welcome and not needed
 
     @property
     def downloads(self) -> tuple[PublishedFile, ...]:
@@ -98,11 +99,15 @@ def _data_set(name: str, entry: dict[str, Any]) -> DataSet:
         path = file if folder == "." else f"{folder}/{file}"
         return PublishedFile(path, facts.get("md5"), facts.get("bytes"), addresses, earlier)
 
-    files = {
-        full: published(full, facts, entry.get("urls", []))
-        for pattern, facts in entry["files"].items()
-        for full in ([pattern.replace("{type}", t) for t in types] if "{type}" in pattern else [pattern])
-    }
+    def spelled(types: tuple[str, ...], only_types: bool = False) -> dict[str, PublishedFile]:
+        return {
+            full: published(full, facts, entry.get("urls", []))
+            for pattern, facts in entry["files"].items()
+            if "{type}" in pattern or not only_types
+            for full in ([pattern.replace("{type}", t) for t in types] if "{type}" in pattern else [pattern])
+        }
+
+    files = spelled(types)
     archive = entry.get("archive")
     return DataSet(
         name=name,
@@ -120,4 +125,5 @@ def _data_set(name: str, entry: dict[str, Any]) -> DataSet:
         },
         archive=published(archive["name"], archive, archive["urls"]) if archive else None,
         types=types,
+        extra=tuple(spelled(tuple(entry.get("extra_types", ())), only_types=True).values()),
     )
