@@ -1,0 +1,47 @@
+"""What several rooms' tests use."""
+
+import pytest
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    """A residual block with batch norm and dropout."""
+
+    def __init__(self, width, rate):
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.drop = nn.Dropout(rate)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        out = self.drop(torch.relu(self.norm1(self.first(x))))
+        return torch.relu(x + self.norm2(self.second(out)))
+
+
+class ResNet(nn.Module):
+    """A small residual network as a user might bring it."""
+
+    def __init__(self, classes=10, width=8, rate=0.2):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.blocks = nn.Sequential(Block(width, rate), nn.MaxPool2d(2), Block(width, rate))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+@pytest.fixture
+def resnet():
+    return ResNet
+
+
+@pytest.fixture(scope="session")
+def mini():
+    """Return a function that gives the first rows of a part of the embedded task."""
+    from stfseb.data.embedded import read
+
+    return lambda part, count: read(part).take(slice(0, count))

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stfseb import MAP, MCDropout, SmallCNN, StfsebError
+
+
+@pytest.fixture(scope="module")
+def method():
+    torch.manual_seed(0)
+    return MCDropout(SmallCNN(), samples=4)
+
+
+def test_shapes_and_averaging(method):
+    x = torch.rand(6, 1, 28, 28)
+    logits = method.sample_logits(x, 7, seed=1)
+    assert logits.shape == (7, 6, 10)
+    assert torch.allclose(method.predict_proba(x, 7, seed=1), logits.softmax(-1).mean(0), atol=1e-6)
+    assert method.predict_proba(x).shape == (6, 10)
+    assert not torch.allclose(logits[0], logits[1])
+
+
+def test_predictions_do_not_depend_on_grouping_or_order(method):
+    x = torch.rand(9, 1, 28, 28)
+    whole = method.predict_proba(x, seed=3)
+    assert torch.allclose(whole, method.predict_proba(x, seed=3, batch_size=2), atol=1e-6)
+    assert torch.allclose(whole.flip(0), method.predict_proba(x.flip(0), seed=3), atol=1e-6)
+    one_by_one = torch.cat([method.predict_proba(row[None], seed=3) for row in x])
+    assert torch.allclose(whole, one_by_one, atol=1e-6)
+
+
+def test_the_default_generator_rules_when_there_is_no_seed(method):
+    x = torch.rand(3, 1, 28, 28)
+    torch.manual_seed(4)
+    a = method.predict_proba(x)
+    torch.manual_seed(4)
+    assert torch.equal(a, method.predict_proba(x))
+    assert not torch.equal(a, method.predict_proba(x))
+
+
+def test_bytes_and_fractions_mean_the_same(method):
+    x = torch.randint(256, (3, 1, 28, 28), dtype=torch.uint8)
+    assert torch.allclose(method.predict_proba(x, seed=0), method.predict_proba(x / 255, seed=0), atol=1e-6)
+    assert torch.allclose(method.predict_proba(x.numpy(), seed=0), method.predict_proba(x, seed=0))
+
+
+def test_modes_are_given_back():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    method = MCDropout(net)
+    net.train()
+    net[2].eval()
+    before = net[1].running_mean.clone()
+    method.predict_proba(torch.rand(5, 3))
+    assert [m.training for m in net] == [True, True, False, True]
+    assert torch.equal(before, net[1].running_mean)
+
+
+def test_map_is_one_function():
+    logits = MAP(SmallCNN()).sample_logits(torch.rand(2, 1, 28, 28), 3)
+    assert logits.shape == (3, 2, 10)
+    assert torch.equal(logits[0], logits[2])
+
+
+@pytest.mark.parametrize(
+    ("x", "match"),
+    [
+        (torch.full((2, 1, 28, 28), float("nan")), "NaN"),
+        (torch.zeros(0, 1, 28, 28), "empty"),
+        (torch.zeros(2, 1, 28, 28, dtype=torch.int32), "int32"),
+        ("image.png", "str"),
+        (np.array([object()]), "objects"),
+    ],
+)
+def test_bad_inputs_are_named(method, x, match):
+    with pytest.raises(StfsebError, match=match):
+        method.predict_proba(x)
+
+
+def test_a_network_must_return_logits():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(x), x
+
+    with pytest.raises(StfsebError, match="logits"):
+        MAP(Twice()).outputs(torch.rand(2, 3))
+    with pytest.raises(StfsebError, match=r"nn\.Module"):
+        MAP("net")
+    with pytest.raises(StfsebError, match="trainable"):
+        MAP(nn.ReLU())
