@@ -43,9 +43,9 @@ def test_pictures_are_the_named_rows_with_captions():
     }
     found = gallery(summary, test, {"far": far})
     assert set(found) == {"test", "ood/far"}
-    assert found["test"]["most"][0]["caption"] == "dog, 100.0 %"
-    assert found["test"]["least"][0]["caption"] == "cat, 51.0 % (is dog)"
-    assert found["ood/far"]["most"][0]["caption"] == "class 2, 80.0 %"
+    assert found["test"]["most"][0]["caption"] == "dog, 100.0\N{NO-BREAK SPACE}%"
+    assert found["test"]["least"][0]["caption"] == "cat, 51.0\N{NO-BREAK SPACE}% (is dog)"
+    assert found["ood/far"]["most"][0]["caption"] == "class 2, 80.0\N{NO-BREAK SPACE}%"
     np.testing.assert_array_equal(pixels(found["test"]["most"][0]["src"]), test.images[3, 0])
     np.testing.assert_array_equal(pixels(found["ood/far"]["most"][0]["src"]), far.images[4].permute(1, 2, 0))
 

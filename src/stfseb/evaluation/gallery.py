@@ -56,7 +56,8 @@ def _caption(row: Mapping[str, Any], classes: Sequence[str]) -> str:
     def name(index: int) -> str:
         return classes[index] if index < len(classes) else f"class {index}"
 
-    said = f"{name(row['prediction'])}, {100 * row['confidence']:.1f} %"
+    # A space that does not break keeps the sign at its number.
+    said = f"{name(row['prediction'])}, {100 * row['confidence']:.1f}\N{NO-BREAK SPACE}%"
     if row.get("label", row["prediction"]) == row["prediction"]:
         return said
     return f"{said} (is {name(row['label'])})"

@@ -1,0 +1,310 @@
+"""One HTML page with everything about a set of runs, and the same plots and tables as files beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stfseb.report import figures, tables
+from stfseb.report.records import Record, by_task, check, groups, missing_sets, ood_families, title_of
+from stfseb.report.style import inline_svg, rendered
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw = Callable[..., "Figure | None"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the report: its file name, how it is drawn, and what it says in words."""
+
+    name: str
+    draw: Draw
+    title: str
+    caption: str
+    panels: bool = True  # several panels, which stand one under the other on a phone
+
+
+PLOTS = (
+    Plot(
+        "headline",
+        figures.headline,
+        "Accuracy against telling unfamiliar images apart",
+        "Right is more accurate on familiar images, up is better at noticing unfamiliar ones. Lines are one "
+        "standard deviation over seeds, small dots single seeds.",
+    ),
+    Plot(
+        "confidence",
+        figures.confidence,
+        "Confidence on familiar and unfamiliar images",
+        "Grey are the test images, lines the unfamiliar sets. A method that knows what it does not know has its "
+        "lines on the left and its grey on the right. The vertical axis is stretched below 2 %.",
+    ),
+    Plot(
+        "roc",
+        figures.roc,
+        "Finding unfamiliar images at every threshold",
+        "Flag every image whose confidence is below a threshold: how many unfamiliar images are caught, against "
+        "how many test images are flagged by mistake. Mean over seeds; the dashed line is chance.",
+    ),
+    Plot(
+        "reliability",
+        figures.reliability,
+        "Reliability",
+        "On the dashed line, answers given with 80 % confidence are right 80 % of the time. Above it a method is "
+        "too modest, below it too sure. The area of a dot grows with the number of test images in its bin.",
+    ),
+    Plot(
+        "risk-coverage",
+        figures.risk_coverage,
+        "Errors when unsure images are left out",
+        "Answer only the images a method is surest of: the errors that remain. Lower is better.",
+        panels=False,
+    ),
+    Plot(
+        "cost",
+        figures.cost,
+        "Cost against quality",
+        "Wall-clock time of training on the machine named below.",
+        panels=False,
+    ),
+    Plot(
+        "validation",
+        figures.validation,
+        "Validation loss",
+        "One line a run; the dot is the epoch that was kept.",
+        panels=False,
+    ),
+    Plot(
+        "terms",
+        figures.terms,
+        "Parts of the objective",
+        "Nats per example, first seed of each method; a term that a method does not have is not drawn. Scales differ.",
+    ),
+)
+
+
+def write_report(records: Sequence[Record], folder: str | os.PathLike[str], title: str) -> Path:
+    """Write `report.html` into `folder`, with `plots/` (PNG and PDF) and `tables/` (Markdown and LaTeX).
+
+    The page is one self-contained file: it loads nothing, and opens on any machine. Returns its path.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    kept = check(records)
+    out = Path(folder)
+    tasks = by_task(kept)
+    slugs = _slugs(tasks)
+    files: dict[Path, bytes] = {}
+    sections = [_section(members, slugs[task], files) for task, members in tasks.items()]
+    environment = Environment(
+        loader=PackageLoader("stfseb.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["setting"] = _setting
+    page = environment.get_template("report.html").render(title=title, sections=sections, runs=len(kept))
+    # The page last: where it exists, what it was made with exists too.
+    files[Path("report.html")] = page.encode()
+    for name, content in files.items():
+        write_atomically(out / name, content)
+    return out / "report.html"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file as a whole or not at all: a temporary file in the same folder takes its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _section(records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    made = tables.tables(records)
+    main, *more = made
+    files[Path("tables") / f"{slug}.md"] = "\n".join(t.to_markdown() for t in made).encode()
+    files[Path("tables") / f"{slug}.tex"] = "\n".join(t.to_latex() for t in made).encode()
+    return {
+        "slug": slug,
+        "title": title_of(records),
+        "cards": _cards(main),
+        "main": {"html": Markup(main.to_html()), "notes": main.notes},
+        "more": [{"html": Markup(t.to_html()), "title": t.title} for t in more],
+        "notes": main.notes,
+        "plots": [plot for p in PLOTS if (plot := _plot(p, records, slug, files))],
+        "galleries": _galleries(records),
+        "missing": missing_sets(records),
+        "data": _data(records),
+        "warnings": _warnings(records),
+        "runs": [_run(record) for group in groups(records) for record in group.records],
+        "ood": list(ood_families(records)),
+        "bins": next((r["summary"]["bins"] for r in records if (r.get("summary") or {}).get("bins")), 15),
+    }
+
+
+def _plot(plot: Plot, records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> dict[str, Any] | None:
+    from markupsafe import Markup
+
+    figure = plot.draw(records)
+    if figure is None:
+        return None
+    name = f"{slug}-{plot.name}"
+    for kind in ("png", "pdf"):
+        files[Path("plots") / f"{name}.{kind}"] = rendered(figure, kind)
+    words = f"{plot.title}, {title_of(records)}. {plot.caption}"
+    narrow = plot.draw(records, columns=1) if plot.panels and len(figure.axes) > 1 else None
+    return {
+        "title": plot.title,
+        "caption": plot.caption,
+        "name": name,
+        "wide": Markup(inline_svg(figure, words, name)),
+        "narrow": None if narrow is None else Markup(inline_svg(narrow, words, f"{name}-narrow")),
+    }
+
+
+def _cards(table: tables.Table) -> list[dict[str, Any]]:
+    """Say for each main quantity who is best, and where the project's own method stands."""
+    own = next((i for i, g in enumerate(table.groups) if g.ours), None)
+    cards = []
+    for place, column in enumerate(table.columns):
+        column_cells = [row[place] for row in table.cells]
+        best = [i for i, cell in enumerate(column_cells) if cell.rank == 1]
+        if column.title in ("ECE", "Brier") or not best:
+            continue
+        unit = f", {column.unit}" if column.unit else ""
+        other = own if own is not None and own not in best and column_cells[own].text else None
+        cards.append(
+            {
+                "title": f"{'Highest' if column.higher else 'Lowest'} {column.title}{unit}",
+                "best": " and ".join(table.groups[i].label for i in best),
+                "value": column_cells[best[0]].text,
+                "ours": own in best,
+                "own": None if other is None else f"{table.groups[other].label} {column_cells[other].text}",
+            }
+        )
+    return cards
+
+
+def _galleries(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the pictures of the first seed of each method that has them, by kind."""
+    titles = {"most": "most certain", "least": "least certain"}
+    kinds: dict[str, dict[str, Any]] = {}
+    for group in groups(records):
+        pictured = next((r["images"] for r in group.records if r.get("images")), None)
+        for source, sorts in (pictured or {}).items():
+            for sort, pictures in sorts.items():
+                name = source.removeprefix("ood/")
+                where = "test images" if source == "test" else f"unfamiliar images ({name})"
+                heading = f"The {titles.get(sort, sort)} {where}"
+                if source != "test" and sort == "most":
+                    heading = f"Unfamiliar images ({name}) that fool each method most"
+                kinds.setdefault(heading, {"title": heading, "rows": []})
+                kinds[heading]["rows"].append({"label": group.label, "pictures": _safe(pictures)})
+    return list(kinds.values())
+
+
+def _safe(pictures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Keep only pictures that are data: a record must not make the page load or run anything."""
+    return [
+        {"src": str(p["src"]), "caption": str(p.get("caption", ""))}
+        for p in pictures
+        if re.fullmatch(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=]+", str(p.get("src", "")))
+    ]
+
+
+def _data(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return every distinct split that runs were made from."""
+    seen: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        for split, about in (record.get("data") or {}).items():
+            about = about or {}
+            key = (split, str(about.get("fingerprint")))
+            seen.setdefault(key, {"split": split} | {k: about.get(k) for k in ("name", "count", "fingerprint", "note")})
+    return list(seen.values())
+
+
+def _warnings(records: Sequence[Record]) -> list[str]:
+    """Say what makes the runs of a task hard to compare."""
+    found = []
+    splits: dict[str, set[str]] = {}
+    for row in _data(records):
+        splits.setdefault(row["split"], set()).add(str(row["fingerprint"]))
+    for split, prints in splits.items():
+        if len(prints) > 1 and split != "context":
+            found.append(f"Runs were made with {len(prints)} different versions of the {split} data; see Data below.")
+    for group in groups(records):
+        seeds = [r.get("seed", 0) for r in group.records]
+        repeated = sorted({s for s in seeds if seeds.count(s) > 1})
+        if repeated:
+            numbers = ", ".join(map(str, repeated))
+            found.append(f"{group.label}: more than one run with seed {numbers}; each counts in the mean.")
+        if len({repr((r.get("settings"), r.get("training"))) for r in group.records}) > 1:
+            found.append(f"{group.label}: its runs do not all have the same settings; see Runs below.")
+    devices = {str((r.get("machine") or {}).get("device")) for r in records}
+    if len(devices) > 1:
+        found.append(f"Runs were made on different devices ({', '.join(sorted(devices))}): do not compare their times.")
+    return found
+
+
+def _run(record: Record) -> dict[str, Any]:
+    return {
+        "id": str(record.get("id", "")),
+        "label": str(record.get("label") or record["method"]),
+        "seed": record.get("seed", 0),
+        "collapsed": bool(record.get("collapsed")),
+        "parts": {
+            "Settings": record.get("settings") or {},
+            "Training": record.get("training") or {},
+            "Code": record.get("code") or {},
+            "Machine": record.get("machine") or {},
+            "Outcome": {
+                "epochs run": len(record.get("history") or []) or None,
+                "best epoch": record.get("best_epoch"),
+                "seconds": record.get("seconds"),
+                "peak memory, MB": record.get("peak_memory_mb"),
+            },
+        },
+    }
+
+
+def _setting(value: Any) -> str:
+    """Print a recorded value the way a person would write it."""
+    if value is None:
+        return "not recorded"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_setting(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_setting(v) for v in value)
+    return str(value)
+
+
+def _slugs(tasks: Mapping[str, Any]) -> dict[str, str]:
+    """Return a file name for each task, unique and safe whatever its name holds."""
+    slugs: dict[str, str] = {}
+    for task in tasks:
+        base = slug = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-") or "task"
+        number = 2
+        while slug in slugs.values():
+            slug, number = f"{base}-{number}", number + 1
+        slugs[task] = slug
+    return slugs

@@ -1,0 +1,125 @@
+"""Figures show the numbers they are given: read back from the artists, not from pixels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.collections import PathCollection
+
+from stfseb.report import figures
+from stfseb.report.style import inline_svg, look, rendered
+
+ALL = ["headline", "cost", "confidence", "reliability", "roc", "risk_coverage", "validation", "terms"]
+
+
+def test_importing_the_report_does_not_import_matplotlib():
+    code = "import sys, stfseb.report; sys.exit('matplotlib' in sys.modules or 'jinja2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_records_without_plots_draw_nothing(name):
+    assert getattr(figures, name)([{"task": "t", "method": "map", "metrics": {}}]) is None
+
+
+def test_headline_points_are_the_means(records):
+    figure = figures.headline(records)
+    assert [ax.get_title("left") for ax in figure.axes] == ["unfamiliar: mnist", "unfamiliar: glyphs"]
+    points = [c for c in figure.axes[0].collections if isinstance(c, PathCollection) and len(c.get_offsets()) == 1]
+    found = sorted(tuple(c.get_offsets()[0]) for c in points)
+    expected = []
+    for method in ("stfseb", "mcdropout", "map"):
+        rows = [r["metrics"] for r in records if r["method"] == method]
+        expected.append((100 * np.mean([m["acc"] for m in rows]), 100 * np.mean([m["auroc/mnist"] for m in rows])))
+    np.testing.assert_allclose(found, sorted(expected))
+    names = [t.get_text() for t in figure.axes[0].texts]
+    assert {"ST-FS-EB", "MC Dropout", "MAP"} <= set(names)
+
+
+def test_names_do_not_cover_each_other():
+    """Six methods at nearly the same place: every name must still be readable."""
+    records = [
+        {"task": "t", "method": m, "label": f"method {m}", "metrics": {"acc": 0.9 + i * 1e-4, "auroc/a": 0.8}}
+        for i, m in enumerate(["stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map"])
+    ]
+    figure = figures.headline(records)
+    figure.draw_without_rendering()
+    boxes = [t.get_window_extent() for t in figure.axes[0].texts if t.get_text().startswith("method")]
+    assert len(boxes) == 6
+    for i, one in enumerate(boxes):
+        for other in boxes[:i]:
+            assert not (abs(one.y0 - other.y0) < 0.6 * one.height and one.x0 < other.x1 and other.x0 < one.x1)
+
+
+def test_confidence_panels_hold_all_images(records):
+    figure = figures.confidence(records)
+    assert len(figure.axes) == 3
+    for ax in figure.axes:
+        for patch in ax.patches:
+            assert patch.get_data().values.sum() == pytest.approx(1.0)
+
+
+def test_reliability_pools_seeds(records):
+    pair = [r["summary"]["reliability"] for r in records if r["method"] == "map"]
+    confidence, accuracy, share = figures._pooled(pair)
+    for b in range(15):
+        total = sum(p["count"][b] for p in pair)
+        if total:
+            right = sum(p["count"][b] * (p["accuracy"][b] or 0) for p in pair)
+            assert accuracy[b] == pytest.approx(right / total)
+    assert share.sum() == pytest.approx(1.0)
+    assert (confidence <= 1).all()
+
+
+def test_roc_lines_enclose_the_area_of_the_table(records):
+    figure = figures.roc(records)
+    for ax, name in zip(figure.axes, ["mnist", "glyphs"], strict=True):
+        for line in ax.lines[1:]:
+            method = {"ST-FS-EB": "stfseb", "MC Dropout": "mcdropout", "MAP": "map"}[line.get_label()]
+            area = np.trapezoid(line.get_ydata(), line.get_xdata())
+            mean = np.mean([r["metrics"][f"auroc/{name}"] for r in records if r["method"] == method])
+            assert area == pytest.approx(mean, abs=0.01)
+
+
+def test_terms_that_a_method_does_not_have_are_not_drawn(records):
+    figure = figures.terms(records)
+    drawn = {ax.get_title("left"): {line.get_label() for line in ax.lines} for ax in figure.axes}
+    assert drawn["ST-FS-EB"] == {"fit to the data", "function prior", "weight prior"}
+    assert drawn["MAP"] == {"fit to the data", "weight prior"}
+
+
+def test_diverged_epochs_and_unknown_methods_are_drawn_around():
+    history = [{"epoch": 1, "validation_nll": 2.0, "data": 1.0}, {"epoch": 2, "validation_nll": float("nan")}]
+    record = {"task": "t", "method": "new one", "label": "_new", "metrics": {"acc": 0.5}, "history": history}
+    figure = figures.validation([record])
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [1]
+    assert rendered(figure, "png").startswith(b"\x89PNG")
+    assert figures.terms([record]) is not None
+
+
+def test_every_method_has_its_own_look():
+    known = ["stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map"]
+    assert len({look(m)["color"] for m in known}) == len({look(m)["marker"] for m in known}) == 6
+    assert look("MC-Dropout") == look("mcdropout")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_figure_renders_the_same_bytes_twice(records, name):
+    first, second = (rendered(getattr(figures, name)(records), "pdf") for _ in range(2))
+    assert first == second
+    assert first.startswith(b"%PDF")
+
+
+def test_svg_for_the_page_is_labelled_and_takes_the_page_colours(records):
+    text = inline_svg(figures.cost(records), 'a "label" <b>', "plot-1")
+    opening = text[: text.index(">")]
+    assert opening.startswith("<svg")
+    assert 'role="img"' in opening
+    assert "a &#34;label&#34; &lt;b&gt;" in opening
+    assert " width=" not in opening
+    assert "var(--ink)" in text
+    assert "#1c2733" not in text
+    assert 'id="plot-1-figure_1"' in text
