@@ -1,0 +1,88 @@
+"""Flip and crop against a loop over images, its draws and its behaviour on a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stfseb.data.augmentation import flip_and_crop
+from stfseb.errors import StfsebError
+
+
+def loop(images: torch.Tensor, padding: int, generator: torch.Generator) -> torch.Tensor:
+    """The same draws, image by image: pad with zeros, cut out, mirror."""
+    count, channels, height, width = images.shape
+    flips = torch.rand(count, 1, generator=generator)[:, 0] < 0.5
+    tops, lefts = torch.randint(0, 2 * padding + 1, (2, count, 1), generator=generator)[..., 0].tolist()
+    out = []
+    for image, flip, top, left in zip(images, flips, tops, lefts, strict=True):
+        padded = torch.zeros(channels, height + 2 * padding, width + 2 * padding, dtype=images.dtype)
+        padded[:, padding : padding + height, padding : padding + width] = image
+        cut = padded[:, top : top + height, left : left + width]
+        out.append(cut.flip(2) if flip else cut)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "padding"), [((40, 3, 32, 32), 4), ((25, 1, 28, 28), 4), ((9, 2, 5, 7), 2), ((3, 1, 4, 4), 0)]
+)
+def test_equals_a_loop_over_images(dtype, shape, padding):
+    images = torch.randint(1, 256, shape, dtype=torch.uint8).to(dtype)
+    got = flip_and_crop(images, padding, torch.Generator().manual_seed(3))
+    expected = loop(images, padding, torch.Generator().manual_seed(3))
+    assert got.dtype == dtype
+    assert torch.equal(got, expected)
+
+
+def test_every_shift_and_both_mirrors_occur_equally_often():
+    """On an image of distinct pixels each of the 2 x 9 x 9 outcomes is recognised; chi-squared at 6 sigma."""
+    image = torch.arange(1.0, 32 * 32 + 1).view(1, 1, 32, 32)
+    count = 16_200
+    got = flip_and_crop(image.expand(count, -1, -1, -1), generator=torch.Generator().manual_seed(0))
+    centre = got[:, 0, 15, 15].long() - 1
+    mirrored = got[:, 0, 15, 16] < got[:, 0, 15, 15]
+    row = centre // 32 - 15
+    column = torch.where(mirrored, centre % 32 - 16, centre % 32 - 15)
+    outcome = mirrored.long() * 81 + (row + 4) * 9 + column + 4
+    counts = outcome.bincount(minlength=162).double()
+    assert len(counts) == 162
+    statistic = ((counts - count / 162) ** 2 / (count / 162)).sum()
+    assert abs(float(statistic) - 161) < 6 * (2 * 161) ** 0.5
+
+
+def test_does_not_change_its_input_and_repeats_with_its_generator():
+    images = torch.rand(8, 3, 32, 32)
+    before = images.clone()
+    one, two = (flip_and_crop(images, generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(one, two)
+    assert torch.equal(images, before)
+    assert not torch.equal(one, flip_and_crop(images, generator=torch.Generator().manual_seed(6)))
+
+
+def test_works_on_memory_that_is_not_contiguous():
+    images = torch.randint(0, 256, (6, 32, 32, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    got = flip_and_crop(images, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(got, flip_and_crop(images.contiguous(), generator=torch.Generator().manual_seed(1)))
+
+
+def test_bad_input_is_named():
+    with pytest.raises(StfsebError, match=r"\(3, 32, 32\)"):
+        flip_and_crop(torch.zeros(3, 32, 32))
+    with pytest.raises(StfsebError, match="padding -1"):
+        flip_and_crop(torch.zeros(1, 3, 32, 32), padding=-1)
+
+
+@pytest.mark.gpu
+def test_captured_in_a_cuda_graph():
+    """A capture fails at any host synchronisation; each replay draws anew."""
+    images = torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    flip_and_crop(images)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flip_and_crop(images)
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert not torch.equal(out, first)
+    assert torch.equal(out.unique(), images.unique())
