@@ -11,7 +11,6 @@ import pytest
 
 from stfseb.errors import StfsebError
 from stfseb.report import write_report
-from stfseb.report.page import write_atomically
 
 VOID = {"meta", "link", "img", "br", "use", "path"}
 
@@ -116,11 +115,13 @@ def test_hostile_records_stay_text(records, tmp_path):
 def test_missing_sets_and_unlike_runs_are_said(records, tmp_path):
     pair = copy.deepcopy(records[:2])
     pair[0]["missing"] = {"notmnist": "not on disk"}
+    pair[0]["notes"] = pair[1]["notes"] = ["glyphs: rendered from fonts"]
     pair[1]["data"]["test"]["fingerprint"] = "another"
     pair[1]["settings"]["tau2"] = 1.0
     pair[1]["machine"]["device"] = "cuda"
     _, text = read(write_report(pair, tmp_path, "t"))
     assert "notmnist (not on disk)" in text
+    assert text.count("glyphs: rendered from fonts.") == 1
     assert "2 different versions of the test data" in text
     assert "do not all have the same settings" in text
     assert "different devices (cpu, cuda)" in text
@@ -146,15 +147,15 @@ def test_no_records_write_nothing(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    target = tmp_path / "report.html"
-    write_atomically(target, b"old")
+def test_a_page_that_cannot_be_made_leaves_the_old_one(records, tmp_path, monkeypatch):
+    path = write_report([{"task": "t", "method": "map", "metrics": {"acc": 0.5}}], tmp_path, "old")
+    before = path.read_bytes()
 
     def fail(self, other):
         raise OSError("disk full")
 
     monkeypatch.setattr("pathlib.Path.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(target, b"new")
-    assert target.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    with pytest.raises(StfsebError, match="disk full"):
+        write_report([{"task": "t", "method": "map", "metrics": {"acc": 0.6}}], tmp_path, "new")
+    assert path.read_bytes() == before
+    assert {p.name for p in tmp_path.rglob("*") if p.is_file()} == {"report.html", "t.md", "t.tex"}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stfseb.files import replacing
 from stfseb.report import figures, tables
 from stfseb.report.records import Record, by_task, check, groups, missing_sets, ood_families, title_of
 from stfseb.report.style import inline_svg, rendered
 
 if TYPE_CHECKING:
+    import os
+
     from matplotlib.figure import Figure
 
 Draw = Callable[..., "Figure | None"]
@@ -115,22 +116,9 @@ def write_report(records: Sequence[Record], folder: str | os.PathLike[str], titl
     # The page last: where it exists, what it was made with exists too.
     files[Path("report.html")] = page.encode()
     for name, content in files.items():
-        write_atomically(out / name, content)
+        with replacing(out / name) as part:
+            part.write_bytes(content)
     return out / "report.html"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all: a temporary file in the same folder takes its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _section(records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> dict[str, Any]:
@@ -146,7 +134,7 @@ def _section(records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> 
         "cards": _cards(main),
         "main": {"html": Markup(main.to_html()), "notes": main.notes},
         "more": [{"html": Markup(t.to_html()), "title": t.title} for t in more],
-        "notes": main.notes,
+        "notes": list(dict.fromkeys(str(n) for r in records for n in r.get("notes") or [])),
         "plots": [plot for p in PLOTS if (plot := _plot(p, records, slug, files))],
         "galleries": _galleries(records),
         "missing": missing_sets(records),

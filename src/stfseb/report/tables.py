@@ -10,7 +10,7 @@ import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stfseb.report.records import Group, Record, Spread, groups, ood_families, spread, title_of
+from stfseb.report.records import Group, Record, Spread, by_task, groups, ood_families, spread, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -184,9 +184,12 @@ def cost_table(records: Sequence[Record]) -> Table:
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """Return all tables of one task's records."""
-    details = [ood_table(records, name, sets) for name, sets in ood_families(records).items()]
-    return [main_table(records), *details, cost_table(records)]
+    """Return all tables, task by task: the main one, the detection scores of each unfamiliar set, the cost."""
+    found = []
+    for members in by_task(records).values():
+        details = [ood_table(members, name, sets) for name, sets in ood_families(members).items()]
+        found += [main_table(members), *details, cost_table(members)]
+    return found
 
 
 def build(name: str, title: str, records: Sequence[Record], columns: Sequence[Column]) -> Table:
