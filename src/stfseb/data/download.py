@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TRIES = 3  # times a broken transfer is taken up again before the next mirror is asked
 PAUSE = 1.0  # seconds before the first new try
 TIMEOUT = (10.0, 60.0)  # seconds to connect, seconds of silence
+BLOCK = 1 << 13  # bytes; what is lost of a transfer that breaks off is less than this
+TELL_EVERY = 1 << 18
 UNKNOWN_CAP = 2**30  # bytes taken at most where the size is not published
 
 
@@ -55,9 +57,10 @@ class Resuming:
                 try:
                     self._take(url, out)
                     break
-                except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
-                    # Without a single byte there is nobody at the other end: do not insist.
-                    if attempt == TRIES - 1 or not out.tell():
+                except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+                    # Where nothing ever came there is nobody at the other end: do not insist.
+                    broke_off = isinstance(error, requests.exceptions.ChunkedEncodingError) or out.tell() > 0
+                    if attempt == TRIES - 1 or not broke_off:
                         raise
                     time.sleep(PAUSE * (attempt + 1))
         self.part.replace(output_file)
@@ -86,14 +89,16 @@ class Resuming:
             length = response.headers.get("Content-Length", "")
             total = start + int(length) if length.isdigit() else self.file.bytes
             cap = self.file.bytes or UNKNOWN_CAP
-            done = start
-            for block in response.iter_content(1 << 18):
+            done = told = start
+            for block in response.iter_content(BLOCK):
                 done += len(block)
                 if done > cap:
                     out.truncate(0)
                     raise ValueError(f"more than the {cap:,} bytes that were expected")
                 out.write(block)
-                self.progress(self.file.name, done, total)
+                if done - told >= TELL_EVERY or done == total:
+                    told = done
+                    self.progress(self.file.name, done, total)
             out.flush()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+_opening = threading.Lock()
 
 
 def read_picture(path: Path, channels: int, size: int) -> Tensor:
@@ -30,14 +32,16 @@ def read_picture(path: Path, channels: int, size: int) -> Tensor:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings():
+        # Filters of warnings belong to the whole process, so that only one thread may change them at a time.
+        with _opening, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=("PNG", "JPEG")) as file:
-                if file.mode.startswith(("I", "F")):
-                    raise StfsebError(f"'{path}' has more than 8 bits a pixel ({file.mode}): save it with 8")
-                picture = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
-                if picture.size != (size, size):
-                    picture = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
+            file = Image.open(path, formats=("PNG", "JPEG"))
+        with file:
+            if file.mode.startswith(("I", "F")):
+                raise StfsebError(f"'{path}' has more than 8 bits a pixel ({file.mode}): save it with 8")
+            picture = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
+            if picture.size != (size, size):
+                picture = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
     except FileNotFoundError:
         raise StfsebError(f"picture '{path}' does not exist") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

@@ -26,7 +26,7 @@ def sheet_of(name: str, folder: Path, split: str | None = None, columns: int = 1
     if name in sets.all_sets():
         data_set = sets.get(name)
         if data_set.types:
-            return _suite_sheet(name, folder, columns, seed)
+            return _suite_sheet(name, folder, columns)
         chosen = split or ("test" if not data_set.missing(folder, "test") else next(iter(data_set.splits)))
         if chosen not in data_set.splits:
             raise unknown(f"split of {name}", chosen, data_set.splits)
@@ -72,40 +72,26 @@ def _task_sheet(name: str, folder: Path, columns: int, seed: int) -> bytes:
     return contact_sheet(rows, len(parts), columns, titles, heading=f"Task {name}: {task.title}", footnote=footnote)
 
 
-def _suite_sheet(name: str, folder: Path, columns: int, seed: int) -> bytes:
+def _suite_sheet(name: str, folder: Path, columns: int) -> bytes:
+    """Every type a row: CIFAR-10-C with two images at each severity, MNIST-C with as many digits as columns."""
     from stfseb.data import corruptions, readers
 
-    suite = sets.get(name)
     clean_name = "mnist" if name == "mnist-c" else "cifar10"
     if sets.get(clean_name).missing(folder, "test"):
         raise StfsebError(f"{name} needs {clean_name} test: {sets.get(clean_name).remedy(folder)}")
-    clean = readers.read(clean_name, folder, "test")
-    severities = tuple(range(1, 6)) if name == "cifar10-c" else (1,)
-    examples = 2 if name == "cifar10-c" else columns
-    order = torch.randperm(len(clean), generator=torch.Generator().manual_seed(seed))[:examples]
-    few = clean.take(order)
-    corrupted = corruptions.load(name, clean=few, folder=folder, severities=severities, types=None)
-    kinds = list(dict.fromkeys(kind for kind, _ in corrupted))
-    rows = [few.images if name == "mnist-c" else few.images.repeat_interleave(5, 0)]
-    notes = set()
-    for kind in kinds:
-        versions = [part for (one, _), part in sorted(corrupted.items()) if one == kind]
-        notes |= {part.note for part in versions}
-        # Published arrays come whole, generated ones for the few images that were given.
-        rows.append(
-            torch.stack([part.images[order if len(part) > examples else slice(None)] for part in versions], 1).flatten(
-                0, 1
-            )
-        )
-    titles = ["clean", *(kind.replace("_", " ") for kind in kinds)]
-    across = examples * len(severities)
-    column_titles = [str(s) for s in severities] * examples if len(severities) > 1 else ()
+    graded = name == "cifar10-c"
+    examples, severities = (2, (1, 2, 3, 4, 5)) if graded else (columns, (0,))
+    clean = readers.read(clean_name, folder, "test").take(slice(examples))
+    types = (*corruptions.CIFAR10_C, *corruptions.CIFAR10_C_EXTRA) if graded else corruptions.MNIST_C
+    corrupted = corruptions.load(name, clean, folder, severities, types)
+    rows = [clean.images.repeat_interleave(len(severities), 0)]
+    rows += [torch.stack([corrupted[kind, s].images for s in severities], 1).flatten(0, 1) for kind in types]
     return contact_sheet(
         torch.cat(rows),
-        len(titles),
-        across,
-        titles,
-        column_titles,
-        heading=f"{suite.title}: {len(kinds)} types" + (", severity 1 to 5" if len(severities) > 1 else ""),
-        footnote="; ".join(sorted(filter(None, notes))),
+        1 + len(types),
+        examples * len(severities),
+        ["clean", *(kind.replace("_", " ") for kind in types)],
+        [str(s) for s in severities] * examples if graded else (),
+        heading=f"{sets.get(name).title}: {len(types)} types" + (", severity 1 to 5" if graded else ""),
+        footnote="; ".join(sorted({part.note for part in corrupted.values()} - {""})),
     )

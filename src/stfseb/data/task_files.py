@@ -166,7 +166,7 @@ def _shifts(value: dict[str, Any]) -> Shifts:
     suites = [name for name, entry in sets.all_sets().items() if entry.types]
     if corruption.get("suite") not in suites:
         raise unknown("corruption suite", str(corruption.get("suite")), suites)
-    severities = corruption.get("severities", [1, 3, 5])
+    severities = corruption.get("severities", [])
     if not isinstance(severities, list):
         raise StfsebError(f"shifts: severities: {severities!r} must be a list of numbers from 1 to 5")
     return Shifts(

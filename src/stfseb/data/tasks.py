@@ -27,10 +27,10 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Corruption:
-    """The suite that corrupts the test images, and the severities that are reported (where it has any)."""
+    """The suite that corrupts the test images, and the severities that are reported (none: the suite's own)."""
 
     suite: str
-    severities: tuple[int, ...] = (1, 3, 5)
+    severities: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TaskData:
             suite.suite,
             clean=self.test,
             folder=self.folder,
-            severities=suite.severities,
+            severities=suite.severities or None,
             types=types,
             cache=cache_folder(self.folder),
         )
