@@ -100,7 +100,8 @@ class Context(nn.Module):
         net: the network that is being trained; the extractor is copied from it now.
         context: images, or "train" for rows of the minibatch.
         num_context: points in each step.
-        extractor: "init" (a frozen copy of `net`), "independent" (a copy initialised anew) or a callable.
+        extractor: "init" (a frozen copy of `net`), "independent" (a copy initialised anew), a callable, or
+            None where only the images are needed (features are then of width 0).
         layer: the layer whose output h is; None for the input of the last Linear.
         normalise: divide h by its root mean square norm.
         seed: of the order and of the masks; drawn from torch's default generator when None.
@@ -114,7 +115,7 @@ class Context(nn.Module):
         net: nn.Module,
         context: Any,
         num_context: int,
-        extractor: str | Callable[[Tensor], Tensor] = "init",
+        extractor: str | Callable[[Tensor], Tensor] | None = "init",
         layer: str | None = None,
         normalise: bool = False,
         seed: int | None = None,
@@ -130,12 +131,14 @@ class Context(nn.Module):
         self._extractor: Features | None = None
         self._frozen = _frozen(net, extractor, self.seed)
         self._callable = None if isinstance(extractor, str) else extractor
+        self.images_only = extractor is None
         self.register_buffer("images", None if isinstance(checked, str) else checked, persistent=False)
         self.register_buffer("cached", None, persistent=False)
         self.stream: ContextStream | None = None
         if isinstance(checked, Tensor):
             self.stream = ContextStream(len(checked), num_context, self.seed)
-            self._make_extractor(scaled(checked[:1], next(net.parameters())))
+            if not self.images_only:
+                self._make_extractor(scaled(checked[:1], next(net.parameters())))
 
     def reseed(self, seed: int) -> None:
         """Restart the order of the points and their masks."""
@@ -159,6 +162,8 @@ class Context(nn.Module):
         if self.images is None or self.stream is None:
             chosen = torch.randperm(len(x), generator=generator(self.seed, 1, step))[: self.num_context]
             images = x[chosen.to(x.device)].detach()
+            if self.images_only:
+                return Draw(images, x.new_empty(len(images), 0), masks)
             return Draw(images, self._normalised(self._make_extractor(images[:1])(images)), masks)
         chosen = self.stream.indices(step).to(x.device)
         images = scaled(self.images[chosen.to(self.images.device)], x)
@@ -173,6 +178,9 @@ class Context(nn.Module):
         """Return h for the whole context set, (count, p), on the device and in the precision of `like`."""
         if self.cached is None:
             assert self.images is not None
+            if self.images_only:
+                self.cached = like.new_empty(len(self.images), 0)
+                return self.cached
             extract = self._make_extractor(scaled(self.images[:1], like))
             parts = [extract(scaled(part, like)) for part in self.images.split(1024)]
             self.cached = self._normalised(torch.cat(parts))
@@ -200,7 +208,7 @@ class Context(nn.Module):
         return features / features.square().sum(1).mean().sqrt().clamp_min(torch.finfo(features.dtype).tiny)
 
 
-def _frozen(net: nn.Module, extractor: str | Callable[[Tensor], Tensor], seed: int) -> nn.Module | None:
+def _frozen(net: nn.Module, extractor: str | Callable[[Tensor], Tensor] | None, seed: int) -> nn.Module | None:
     """Copy the network now, at construction: training will change it."""
     if not isinstance(extractor, str):
         return None
