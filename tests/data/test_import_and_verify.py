@@ -78,7 +78,7 @@ def test_real_flipped_byte_where_no_checksum_fits(real_data, tmp_path, path):
     data = bytearray((real_data / path).read_bytes())
     target.write_bytes(data)
     good = statuses(name, tmp_path)
-    assert set(good.values()) <= {"readable", "published"}
+    assert set(good.values()) <= {"readable", "subset", "published"}
     data[len(data) // 3] ^= 1
     target.write_bytes(data)
     assert set(statuses(name, tmp_path).values()) == {"damaged"}
@@ -87,7 +87,7 @@ def test_real_flipped_byte_where_no_checksum_fits(real_data, tmp_path, path):
 def test_subset_is_named_as_one(tmp_path):
     write_mat(tmp_path / "svhn/test_32x32.mat")
     (verdict,) = check(sets.get("svhn"), tmp_path)
-    assert verdict.status == "readable"
+    assert verdict.status == "subset"
     assert verdict.said == "reads well, not the published bytes; subset: 5 of 26,032 test images"
 
 
@@ -170,7 +170,7 @@ def test_a_verdict_lasts_until_the_file_changes(tmp_path):
     entry = sets.get("svhn")
     assert recall(tmp_path, entry.files[0]) is None
     remember(tmp_path, check(entry, tmp_path))
-    assert recall(tmp_path, entry.files[0]) == "readable"
+    assert recall(tmp_path, entry.files[0]) == "subset"
     with (tmp_path / "svhn/test_32x32.mat").open("ab") as file:
         file.write(b"x")
     assert recall(tmp_path, entry.files[0]) is None
@@ -184,7 +184,7 @@ def test_verdicts_on_a_read_only_folder_go_to_the_cache(tmp_path, monkeypatch):
     write_mat(shared / "svhn/test_32x32.mat")
     monkeypatch.setattr("stfseb.data.folder.os.access", lambda path, mode: "shared" not in str(path))
     remember(shared, check(sets.get("svhn"), shared))
-    assert recall(shared, sets.get("svhn").files[0]) == "readable"
+    assert recall(shared, sets.get("svhn").files[0]) == "subset"
     assert not (shared / ".verified.json").exists()
 
 

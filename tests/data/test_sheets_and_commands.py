@@ -70,8 +70,8 @@ def test_list_before_and_after_verify(folder):
     assert row(first.output, "svhn").rstrip().endswith("not yet")
     assert "64.3 MB" in row(first.output, "svhn")
     assert row(first.output, "mnist").rstrip().endswith("no")
-    assert "readable" in run("verify").output
-    assert row(run("list").output, "svhn").rstrip().endswith("reads well")
+    assert "subset  svhn/test_32x32.mat" in run("verify").output
+    assert row(run("list").output, "svhn").rstrip().endswith("subset")
     (folder / "svhn/test_32x32.mat").write_bytes(b"MATLAB 5.0 MAT-file")
     verdict = run("verify", "svhn")
     assert isinstance(verdict.exception, StfsebError)

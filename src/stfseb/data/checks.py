@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stfseb.data.sets import DataSet, PublishedFile
 
-Status = Literal["published", "earlier", "readable", "unchecked", "damaged", "missing"]
+Status = Literal["published", "earlier", "subset", "readable", "unchecked", "damaged", "missing"]
 _record_lock = threading.Lock()
 
 
@@ -107,7 +107,8 @@ def _check_file(file: PublishedFile, folder: Path, content_of: Callable[[Publish
         return Verdict(file.path, "damaged", str(error))
     if note is None:
         return Verdict(file.path, "unchecked", f"{why}, and the rest of its split is missing")
-    return Verdict(file.path, "readable", f"reads well, {why}{'; ' + note if note else ''}")
+    said = f"reads well, {why}{'; ' + note if note else ''}"
+    return Verdict(file.path, "subset" if "subset" in note else "readable", said)
 
 
 def _record(folder: Path) -> Path:

@@ -31,21 +31,19 @@ def list_sets(folder: Folder = None) -> None:
     where = data_folder(folder)
     table = Table(title=f"Data sets in {where}", title_justify="left", box=None, pad_edge=False)
     for column in ("name", "what", "licence", "download", "on disk", "verified"):
-        table.add_column(column, justify="right" if column == "download" else "left", overflow="fold")
+        table.add_column(column, justify="right" if column == "download" else "left")
     for entry in sets.all_sets().values():
         table.add_row(
-            entry.name, entry.title, entry.licence, size_of(entry, where), on_disk(entry, where), verified(entry, where)
+            entry.name, entry.title, entry.licence, size_of(entry), on_disk(entry, where), verified(entry, where)
         )
     Console().print(table)
 
 
-def size_of(entry: Any, where: Path) -> str:
-    """Say how much has to be downloaded: published, else measured on disk, else bounded by the pixels."""
+def size_of(entry: Any) -> str:
+    """Say how much has to be downloaded: the published size, else a bound from the number of pixels."""
     sizes = [file.bytes for file in entry.downloads]
     if None not in sizes:
         return f"{sum(sizes) / 1e6:,.1f} MB"
-    if not entry.missing(where):
-        return f"{sum((where / file.path).stat().st_size for file in entry.files) / 1e6:,.1f} MB"
     if entry.types:
         return "unknown"
     pixels = sum(split.count for split in entry.splits.values()) * entry.channels * entry.image_size**2
@@ -70,7 +68,7 @@ def verified(entry: Any, where: Path) -> str:
     for status, said in (("damaged", "DAMAGED"), (None, "not yet"), ("unchecked", "not yet")):
         if status in found:
             return said
-    return "yes, as published" if found <= {"published", "earlier"} else "reads well"
+    return "yes" if found <= {"published", "earlier"} else "subset" if "subset" in found else "readable"
 
 
 @app.command()
