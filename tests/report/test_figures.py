@@ -39,6 +39,17 @@ def test_headline_points_are_the_means(records):
     assert {"ST-FS-EB", "MC Dropout", "MAP"} <= set(names)
 
 
+def test_every_point_lies_inside_every_panel(records):
+    """Panels share their axes: the limits must hold the points of all of them."""
+    unlike = [r | {"metrics": r["metrics"] | {"auroc/mnist": 0.2 + 0.1 * r["seed"]}} for r in records]
+    for figure in (figures.headline(unlike), figures.headline(unlike, columns=1), figures.cost(unlike)):
+        for ax in figure.axes:
+            (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+            for x, y in np.concatenate([c.get_offsets() for c in ax.collections if isinstance(c, PathCollection)]):
+                assert left < x < right
+                assert low < y < high
+
+
 def test_names_do_not_cover_each_other():
     """Six methods at nearly the same place: every name must still be readable."""
     records = [

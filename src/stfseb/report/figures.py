@@ -8,19 +8,19 @@ global state is involved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stfseb.report.records import Group, Record, Spread, groups, ood_families, ood_sets, spread
-from stfseb.report.style import FAMILIAR, INK, MUTED, PAPER, UNFAMILIAR, look, styled
+from stfseb.report.records import Group, Record, groups, ood_families, ood_sets, spread
+from stfseb.report.scatter import Value, scatter
+from stfseb.report.style import FAMILIAR, INK, MUTED, UNFAMILIAR, look, short_name, styled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Value = Callable[[Record], float | None]
 
 
 def headline(records: Sequence[Record], columns: int = 3) -> Figure | None:
@@ -31,9 +31,9 @@ def headline(records: Sequence[Record], columns: int = 3) -> Figure | None:
     shown = dict(list(families.items())[:3]) if len(families) <= 3 else {"mean over sets": ood_sets(records)}
     with styled():
         figure, axes = _panels(len(shown), columns=columns, width=4.3 if len(shown) < 3 else 3.6, height=3.9)
-        for ax, (name, sets) in zip(axes, shown.items(), strict=True):
-            _scatter(ax, groups(records), _accuracy, _auroc(sets), spans=(4.0, 12.0))
-            ax.set_title(f"unfamiliar: {_name(name)}")
+        scatter(axes, groups(records), [(_accuracy, _auroc(sets)) for sets in shown.values()], spans=(4.0, 12.0))
+        for ax, name in zip(axes, shown, strict=True):
+            ax.set_title(f"unfamiliar: {short_name(name)}")
             ax.text(0.985, 0.975, "better ↗", transform=ax.transAxes, ha="right", va="top", color=MUTED, fontsize=9)
         _label_outer(axes, columns, "test accuracy, %", "AUROC, %")
     return figure
@@ -52,7 +52,7 @@ def cost(records: Sequence[Record]) -> Figure | None:
         return None
     with styled():
         figure, (ax,) = _panels(1, columns=1, width=5.6, height=3.7)
-        _scatter(ax, groups(records), seconds, quality, spans=(0.0, 12.0), from_zero=True)
+        scatter([ax], groups(records), [(seconds, quality)], spans=(0.0, 12.0), from_zero=True)
         ax.set_xlabel("training time of a run, seconds")
         ax.set_ylabel("AUROC, mean over unfamiliar sets, %" if sets else "test accuracy, %")
     return figure
@@ -75,8 +75,8 @@ def confidence(records: Sequence[Record], columns: int = 3) -> Figure | None:
             for name, colour in zip(names, UNFAMILIAR, strict=False):
                 counts = [p["ood"][name] for p in parts if name in p["ood"]]
                 if counts:
-                    ax.stairs(_histogram(counts), edges, color=colour, linewidth=1.6, label=_name(name))
-            ax.set_title(_name(group.label))
+                    ax.stairs(_histogram(counts), edges, color=colour, linewidth=1.6, label=short_name(name))
+            ax.set_title(short_name(group.label))
             ax.set_xlim(0, 1)
             ax.set_yscale("symlog", linthresh=0.02)
             ax.set_ylim(0, 1)
@@ -101,7 +101,7 @@ def reliability(records: Sequence[Record], columns: int = 3) -> Figure | None:
             ax.vlines(centre[full], centre[full], right[full], color=style["color"], linewidth=4, alpha=0.3)
             ax.scatter(centre[full], right[full], s=14 + 160 * np.sqrt(share[full]), color=style["color"], zorder=3)
             error = spread([r["metrics"].get("ece") for r in group.records])
-            ax.set_title(_name(group.label) + (f", ECE {error.mean:.3f}" if error else ""))
+            ax.set_title(short_name(group.label) + (f", ECE {error.mean:.3f}" if error else ""))
             ax.set_xlim(0, 1.04)
             ax.set_ylim(0, 1.04)
         _label_outer(axes, columns, "confidence", "accuracy")
@@ -127,9 +127,14 @@ def roc(records: Sequence[Record], columns: int = 3) -> Figure | None:
                 tpr = np.mean([np.interp(grid, c["fpr"], c["tpr"]) for c in curves], axis=0)
                 width = 2.6 if style["ours"] else 1.5
                 ax.plot(
-                    grid, tpr, color=style["color"], linewidth=width, zorder=style["zorder"], label=_name(group.label)
+                    grid,
+                    tpr,
+                    color=style["color"],
+                    linewidth=width,
+                    zorder=style["zorder"],
+                    label=short_name(group.label),
                 )
-            ax.set_title(f"unfamiliar: {_name(name)}")
+            ax.set_title(f"unfamiliar: {short_name(name)}")
             ax.set_xlim(-0.01, 1)
             ax.set_ylim(0, 1.01)
         _label_outer(axes, columns, "test images flagged", "unfamiliar images flagged")
@@ -150,7 +155,7 @@ def risk_coverage(records: Sequence[Record]) -> Figure | None:
             curves = _summaries(group, "risk_coverage")
             risk = np.mean([np.interp(grid, c["coverage"], c["risk"]) for c in curves], axis=0)
             width = 2.6 if style["ours"] else 1.5
-            ax.plot(100 * grid, 100 * risk, color=style["color"], linewidth=width, label=_name(group.label))
+            ax.plot(100 * grid, 100 * risk, color=style["color"], linewidth=width, label=short_name(group.label))
         ax.set_xlabel("test images answered, the surest first, %")
         ax.set_ylabel("errors among them, %")
         ax.set_xlim(0, 100)
@@ -174,7 +179,7 @@ def validation(records: Sequence[Record]) -> Figure | None:
                 if not epochs:
                     continue
                 lowest.extend(values)
-                label = _name(group.label) if number == 0 else None
+                label = short_name(group.label) if number == 0 else None
                 width = 2.2 if style["ours"] else 1.4
                 ax.plot(epochs, values, color=style["color"], linewidth=width, zorder=style["zorder"], label=label)
                 if record.get("best_epoch") in epochs:
@@ -211,7 +216,7 @@ def terms(records: Sequence[Record], columns: int = 3) -> Figure | None:
                 if any(values):  # a term that a method does not have is zero throughout
                     ax.plot(epochs, values, color=colour, label=label)
                     lowest = min(lowest, *values)
-            ax.set_title(_name(group.label))
+            ax.set_title(short_name(group.label))
             if lowest == 0:
                 ax.set_ylim(bottom=0)
             _whole_numbers(ax)
@@ -235,85 +240,6 @@ def _panels(count: int, *, columns: int, width: float, height: float, share: str
     for ax in axes[count:]:
         ax.remove()
     return figure, axes[:count]
-
-
-def _scatter(
-    ax: Axes,
-    rows: Sequence[Group],
-    x_of: Value,
-    y_of: Value,
-    *,
-    spans: tuple[float, float],
-    from_zero: bool = False,
-) -> None:
-    """One point a method with deviations over seeds, every seed as a small dot, named in place."""
-    points: list[tuple[Group, dict[str, Any], Spread, Spread]] = []
-    for place, group in enumerate(rows):
-        pairs = [(x_of(r), y_of(r)) for r in group.records]
-        both = [(x, y) for x, y in pairs if x is not None and y is not None]
-        x, y = spread([p[0] for p in both]), spread([p[1] for p in both])
-        if x is None or y is None:
-            continue
-        style = look(group.method, place)
-        points.append((group, style, x, y))
-        if len(both) > 1:
-            ax.scatter(
-                [b[0] for b in both],
-                [b[1] for b in both],
-                s=9,
-                color=style["color"],
-                alpha=0.45,
-                linewidths=0,
-                zorder=2,
-            )
-            ax.errorbar(x.mean, y.mean, y.std, x.std, color=style["color"], linewidth=1.1, zorder=style["zorder"])
-        size = 230 if style["ours"] else 62
-        ax.scatter(x.mean, y.mean, s=size, color=style["color"], marker=style["marker"], zorder=style["zorder"] + 1)
-    if not points:
-        return
-    for axis, values, least in (("x", [p[2] for p in points], spans[0]), ("y", [p[3] for p in points], spans[1])):
-        low = min(v.mean - (v.std or 0) for v in values)
-        high = max(v.mean + (v.std or 0) for v in values)
-        if axis == "x" and from_zero:
-            ax.set_xlim(0, high * 1.28)
-            continue
-        # A least span keeps seed noise from looking like a difference.
-        room = max(high - low, least) * 0.62
-        middle = (low + high) / 2
-        top = min(middle + room, 101.5)
-        (ax.set_xlim if axis == "x" else ax.set_ylim)(middle - room, top)
-    _name_points(ax, [(_name(g.label), s, x.mean, y.mean) for g, s, x, y in points])
-
-
-def _name_points(ax: Axes, points: Sequence[tuple[str, dict[str, Any], float, float]]) -> None:
-    """Write names beside points, moved up or down where two would touch."""
-    from matplotlib.patheffects import withStroke
-
-    low, high = ax.get_ylim()
-    left, right = ax.get_xlim()
-    step = (high - low) * 0.062
-    placed: list[tuple[float, float, float, float]] = []
-    for label, style, x, y in sorted(points, key=lambda p: p[3]):
-        at_left = (x - left) / (right - left) > 0.62
-        length = 0.03 + 0.026 * len(label)
-        start = (x - left) / (right - left) + (-length if at_left else 0)
-        height = y
-        while any(abs(height - o[2]) < step and start < o[1] and o[0] < start + length for o in placed):
-            height += step / 4
-        placed.append((start, start + length, height, y))
-        ax.annotate(
-            label,
-            (x, height),
-            xytext=(-7 if at_left else 7, 8),
-            textcoords="offset points",
-            ha="right" if at_left else "left",
-            va="center",
-            color=INK,
-            path_effects=[withStroke(linewidth=3, foreground=PAPER)],
-            fontsize=10 if style["ours"] else 9.5,
-            fontweight="bold" if style["ours"] else "normal",
-            zorder=7,
-        )
 
 
 def _accuracy(record: Record) -> float | None:
@@ -388,9 +314,3 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
         # Rows of equal length read better than a full one and a remainder.
         columns = math.ceil(len(entries) / math.ceil(len(entries) / fit))
         figure.legend(list(entries.values()), list(entries), loc="outside upper left", ncols=columns)
-
-
-def _name(text: str) -> str:
-    """Shorten a name to what a figure can hold; a leading underscore would hide it from legends."""
-    text = " ".join(text.split()).lstrip("_") or text
-    return text if len(text) <= 28 else text[:27] + "…"

@@ -37,8 +37,8 @@ PLOTS = (
         "headline",
         figures.headline,
         "Accuracy against telling unfamiliar images apart",
-        "Right is more accurate on familiar images, up is better at noticing unfamiliar ones. Lines are one "
-        "standard deviation over seeds, small dots single seeds.",
+        "Right is more accurate on familiar images, up is better at noticing unfamiliar ones. Where there are "
+        "several seeds, lines are one standard deviation and small dots single seeds.",
     ),
     Plot(
         "confidence",
@@ -176,10 +176,11 @@ def _cards(table: tables.Table) -> list[dict[str, Any]]:
         if column.title in ("ECE", "Brier") or not best:
             continue
         unit = f", {column.unit}" if column.unit else ""
+        title = "accuracy" if column.title == "Accuracy" else column.title
         other = own if own is not None and own not in best and column_cells[own].text else None
         cards.append(
             {
-                "title": f"{'Highest' if column.higher else 'Lowest'} {column.title}{unit}",
+                "title": f"{'Highest' if column.higher else 'Lowest'} {title}{unit}",
                 "best": " and ".join(table.groups[i].label for i in best),
                 "value": column_cells[best[0]].text,
                 "ours": own in best,

@@ -77,6 +77,12 @@ def look(method: str, place: int = 0) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "ours": ours, "zorder": 5 if ours else 3}
 
 
+def short_name(text: str) -> str:
+    """Shorten a name to what a figure can hold; a leading underscore would hide it from legends."""
+    text = " ".join(text.split()).lstrip("_") or text
+    return text if len(text) <= 28 else text[:27] + "…"
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw inside with the project's style, without touching the caller's matplotlib settings."""

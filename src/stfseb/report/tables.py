@@ -164,7 +164,7 @@ def main_table(records: Sequence[Record]) -> Table:
 def ood_table(records: Sequence[Record], name: str, sets: Sequence[str]) -> Table:
     """Return every detection number for one unfamiliar set, or for the mean over a family of them."""
     columns = []
-    for score, suffix in (("MSP", ""), ("entropy", "/entropy"), ("mutual information", "/mutual_information")):
+    for score, suffix in (("MSP", ""), ("entropy", "/entropy"), ("MI", "/mutual_information")):
         for kind, title, higher in (("auroc", "AUROC", True), ("aupr", "AUPR", True), ("fpr95", "FPR95", False)):
             value = _mean_metric(kind, [s + suffix for s in sets])
             columns.append(Column(f"{title} {score}", value, higher, 100, 2, "%"))

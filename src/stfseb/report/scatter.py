@@ -1,0 +1,103 @@
+"""Methods as points between two quantities, with their spread over seeds and their names beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stfseb.report.records import Group, Record, Spread, spread
+from stfseb.report.style import INK, PAPER, look, short_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Value = Callable[[Record], float | None]
+Point = tuple[Group, dict[str, Any], Spread, Spread]
+
+
+def scatter(
+    axes: Sequence[Axes],
+    rows: Sequence[Group],
+    quantities: Sequence[tuple[Value, Value]],
+    *,
+    spans: tuple[float, float],
+    from_zero: bool = False,
+) -> None:
+    """Draw one panel for each pair (x, y) of `quantities`, all in one frame.
+
+    `spans` is the least width and height of the frame, which keeps seed noise from looking like a difference;
+    `from_zero` starts the horizontal axis at zero.
+    """
+    panels = [_points(ax, rows, x, y) for ax, (x, y) in zip(axes, quantities, strict=True)]
+    everything = [point for points in panels for point in points]
+    if not everything:
+        return
+    across = _frame([x for _, _, x, _ in everything], spans[0])
+    if from_zero:
+        across = (0.0, 1.28 * max(x.mean + (x.std or 0) for _, _, x, _ in everything))
+    up = _frame([y for _, _, _, y in everything], spans[1])
+    for ax, points in zip(axes, panels, strict=True):
+        ax.set_xlim(*across)
+        ax.set_ylim(*up)
+        _name_points(ax, [(short_name(g.label), s, x.mean, y.mean) for g, s, x, y in points])
+
+
+def _points(ax: Axes, rows: Sequence[Group], x_of: Value, y_of: Value) -> list[Point]:
+    """Draw the means with their deviations, and every seed as a small dot."""
+    points: list[Point] = []
+    for place, group in enumerate(rows):
+        pairs = [(x_of(r), y_of(r)) for r in group.records]
+        both = [(x, y) for x, y in pairs if x is not None and y is not None]
+        x, y = spread([p[0] for p in both]), spread([p[1] for p in both])
+        if x is None or y is None:
+            continue
+        style = look(group.method, place)
+        colour, order = style["color"], style["zorder"]
+        points.append((group, style, x, y))
+        if len(both) > 1:
+            seeds = [b[0] for b in both], [b[1] for b in both]
+            ax.scatter(*seeds, c=colour, s=9, alpha=0.45, linewidths=0, zorder=2)
+            ax.errorbar(x.mean, y.mean, y.std, x.std, color=colour, linewidth=1.1, zorder=order)
+        size = 230 if style["ours"] else 62
+        ax.scatter(x.mean, y.mean, s=size, color=colour, marker=style["marker"], zorder=order + 1)
+    return points
+
+
+def _frame(values: Sequence[Spread], least: float) -> tuple[float, float]:
+    low = min(v.mean - (v.std or 0) for v in values)
+    high = max(v.mean + (v.std or 0) for v in values)
+    room = 0.62 * max(high - low, least)
+    middle = (low + high) / 2
+    # Both axes are percent: nothing lies above 100, but a mark at 100 needs its half.
+    return middle - room, max(min(middle + room, 101.5), high + 0.02 * room)
+
+
+def _name_points(ax: Axes, points: Sequence[tuple[str, dict[str, Any], float, float]]) -> None:
+    """Write names beside points, moved up or down where two would touch."""
+    from matplotlib.patheffects import withStroke
+
+    low, high = ax.get_ylim()
+    left, right = ax.get_xlim()
+    step = (high - low) * 0.062
+    placed: list[tuple[float, float, float, float]] = []
+    for label, style, x, y in sorted(points, key=lambda p: p[3]):
+        at_left = (x - left) / (right - left) > 0.62
+        length = 0.03 + 0.026 * len(label)
+        start = (x - left) / (right - left) + (-length if at_left else 0)
+        height = y
+        while any(abs(height - o[2]) < step and start < o[1] and o[0] < start + length for o in placed):
+            height += step / 4
+        placed.append((start, start + length, height, y))
+        ax.annotate(
+            label,
+            (x, height),
+            xytext=(-7 if at_left else 7, 8),
+            textcoords="offset points",
+            ha="right" if at_left else "left",
+            va="center",
+            color=INK,
+            path_effects=[withStroke(linewidth=3, foreground=PAPER)],
+            fontsize=10 if style["ours"] else 9.5,
+            fontweight="bold" if style["ours"] else "normal",
+            zorder=7,
+        )
