@@ -74,6 +74,7 @@ def test_bad_input_is_named():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_captured_in_a_cuda_graph():
     """A capture fails at any host synchronisation; each replay draws anew."""
     images = torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8, device="cuda")
