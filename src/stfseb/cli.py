@@ -57,7 +57,7 @@ def compare(
     from stfseb.experiments import compare as comparison
     from stfseb.experiments.records import new_folder
     from stfseb.report.page import write_report
-    from stfseb.report.tables import tables
+    from stfseb.report.tables import cost_table, main_table
 
     console = Console(stderr=True)
     data = load_task(task).load(context=context)
@@ -76,8 +76,8 @@ def compare(
     records = comparison.compare(data, runs, folder, announce=announce, progress=not quiet)
     page = write_report(records, folder, f"{data.task.title}: {len(runs)} runs")
     screen = Console()
-    for table in tables(records):
-        screen.print(table.to_rich(screen.width))
+    screen.print(main_table(records).to_rich(screen.width))
+    screen.print(cost_table(records).to_rich(screen.width))
     screen.print(f"Report: {page}", highlight=False, soft_wrap=True)
     screen.print(f"Plots, tables, models and records: {folder}", highlight=False, soft_wrap=True)
 
@@ -103,7 +103,7 @@ def train(
     from stfseb.experiments.records import new_folder
     from stfseb.experiments.run import make_method, train_and_evaluate
     from stfseb.methods.registry import key_of
-    from stfseb.report.tables import tables
+    from stfseb.report.tables import main_table
 
     data = load_task(task).load(context=context)
     settings = _assignments([f"{method}.{item}" for item in set_ or []]).get(method, {})
@@ -112,8 +112,7 @@ def train(
     folder = new_folder(out, f"{data.task.name}-{config.method}-seed{seed}")
     _, record = train_and_evaluate(data, config, folder, progress=not quiet)
     screen = Console()
-    for table in tables([record]):
-        screen.print(table.to_rich(screen.width))
+    screen.print(main_table([record]).to_rich(screen.width))
     screen.print(f"Model: {folder / 'model'}", highlight=False, soft_wrap=True)
     screen.print(f"Record: {folder / 'record.json'}", highlight=False, soft_wrap=True)
 
@@ -198,6 +197,15 @@ def report(
 
     records = read_records(folder)
     print(f"Report: {write_report(records, folder, title or folder.name)}")
+
+
+def _mount_data() -> None:
+    from stfseb.data.commands import app as data_app
+
+    app.add_typer(data_app, name="data")
+
+
+_mount_data()
 
 
 def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:

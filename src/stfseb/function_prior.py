@@ -70,6 +70,7 @@ class FunctionPrior:
         self._scaled: Tensor | None = _scaled_features(features, self.tau1 / self.tau2, bias_variance)
         self.num_context = features.shape[-2]
         self._factor = _factor(self._scaled)
+        self._whitener: Tensor | None = None
 
     @staticmethod
     def factorise(features: Tensor, ratio: float | Tensor, bias_variance: float | Tensor = 0.0) -> Tensor:
@@ -78,6 +79,16 @@ class FunctionPrior:
         (..., n, n) with n = min(N_c, p): a training epoch's worth in one call, for `from_factor`.
         """
         return _factor(_scaled_features(features, ratio, bias_variance))
+
+    @staticmethod
+    def whiten(factor: Tensor) -> Tensor:
+        """Return L^-1 for factors of `factorise` with N_c <= p: a product replaces the triangular solve.
+
+        A small product is several times faster than a small solve on a GPU, forward and backward.
+        """
+        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+        return inverse
 
     @classmethod
     def from_factor(
@@ -88,15 +99,18 @@ class FunctionPrior:
         dof: float | Tensor,
         *,
         features: Tensor | None = None,
+        whitener: Tensor | None = None,
         parametrisation: Parametrisation = "covariance",
         bias_variance: float | Tensor = 0.0,
     ) -> FunctionPrior:
         """Return the prior for a factor of `factorise`, made with the same features and tau1/tau2.
 
-        `features` are needed only with more context points than features (the ridge form).
+        `features` are needed only with more context points than features (the ridge form); `whitener` is
+        what `whiten` made of the factor, where a product is to replace the solve.
         """
         prior = cls.__new__(cls)
         prior._set_hyperparameters(tau1, tau2, dof, parametrisation)
+        prior._whitener = whitener
         prior._factor = factor
         prior._scaled = None
         prior.num_context = factor.shape[-1]
@@ -173,7 +187,9 @@ class FunctionPrior:
         columns, unfold = fold(values.to(workplace(values), torch.float64), batch)
         kept = kept_shape(batch)
         factor = factor.reshape(*kept, *factor.shape[-2:])
-        if self.num_context == factor.shape[-1]:
+        if self._whitener is not None:
+            squares = (self._whitener.reshape(*kept, *factor.shape[-2:]) @ columns).square().sum(-2)
+        elif self.num_context == factor.shape[-1]:
             squares = torch.linalg.solve_triangular(factor, columns, upper=False).square().sum(-2)
         else:
             squares = self._ridge(factor, columns, batch, kept)

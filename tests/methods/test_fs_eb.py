@@ -81,7 +81,7 @@ def test_map_form_has_one_function_and_the_same_function_term():
     x, y = batch()
     method = FSEB(net(), CONTEXT, variant="map", tau1=2.0, tau2=0.5, num_context=4)
     draw = method.context.draw(x, 0)
-    expected = method.function_prior(draw.features).penalty(method.net.eval()(draw.images))
+    expected = method.function_prior(draw).penalty(method.net.eval()(draw.images))
     torch.testing.assert_close(method.objective(x, y, 80).function, expected)
     logits = method.sample_logits(x, 3, seed=0)
     assert torch.equal(logits[0], logits[1])

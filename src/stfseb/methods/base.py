@@ -24,6 +24,8 @@ from stfseb.networks.folding import deterministic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stfseb.methods.context import Context, Draw
+
 # Rows in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
 _ROWS = {"cpu": 4096, "cuda": 65536}
 
@@ -93,16 +95,21 @@ class Method(nn.Module, ABC):
         self.likelihood = likelihood or Categorical()
         self.calibration: dict[str, Any] = {}  # what was fitted on held-out data; saved with the model
         self.provenance: dict[str, Any] = {}  # what the model was trained on; saved with the model
+        self.context: Context | None = None
         self._outputs: int | None = None
 
     # What a method defines ---------------------------------------------------------------------------
 
     @abstractmethod
-    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
-        """Return the terms of the minibatch (x, y) of a data set of `num_data` examples.
+    def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
+        """Return the terms of a minibatch whose context has been drawn.
 
-        `batch_size` is the size of the whole step when (x, y) is a part of it (gradient accumulation,
-        several processes): the function term then carries len(x) / batch_size.
+        Args:
+            x: the minibatch, already scaled and in the network's precision.
+            y: its targets.
+            draw: the context points of the step, None where the method uses none.
+            share: len(x) / num_data, what the weights term carries.
+            part: len(x) / batch_size where x is a part of a step, else 1; what the function term carries.
         """
 
     @abstractmethod
@@ -112,15 +119,42 @@ class Method(nn.Module, ABC):
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Fit what must be known before training; nothing for most methods."""
 
-    def reseed(self, seed: int) -> None:
-        """Restart the method's own random streams (torch's default generator is the caller's)."""
-
     @classmethod
     def restore(cls, net: nn.Module, settings: Any, likelihood: Likelihood) -> Method:
         """Return the method around `net` with these settings, as `load` needs it."""
         return cls(net, **asdict(settings), likelihood=likelihood)
 
     # What all methods share --------------------------------------------------------------------------
+
+    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+        """Return the terms of the minibatch (x, y) of a data set of `num_data` examples.
+
+        `batch_size` is the size of the whole step when (x, y) is a part of it (gradient accumulation,
+        several processes): the function term then carries len(x) / batch_size, and all parts see the
+        same context points and masks until an optimiser has changed the parameters.
+        """
+        x = scaled(x, self.like)
+        draw = None
+        if self.uses_context:
+            if self.context is None:
+                raise StfsebError(
+                    "this method has no context images (a loaded model keeps only their fingerprint): "
+                    "construct it anew with context=... to train it"
+                )
+            version = None if batch_size is None else sum(p._version for p in self.trainable())
+            draw = self.context.next(x, version)
+        part = 1.0 if batch_size is None else len(x) / batch_size
+        return self.terms(x, y, draw, len(x) / num_data, part)
+
+    @property
+    def uses_context(self) -> bool:
+        """Tell whether a step needs context points."""
+        return False
+
+    def reseed(self, seed: int) -> None:
+        """Restart the method's own random streams (torch's default generator is the caller's)."""
+        if self.context is not None:
+            self.context.reseed(seed)
 
     @property
     def samples(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError, unknown
+from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import as_tensor, check_pixels, scaled
 from stfseb.networks.features import Features, reinitialised
 
@@ -86,11 +87,25 @@ class ContextStream:
 
 
 class Draw(NamedTuple):
-    """The context of one step: images in the network's precision, and the generator of their masks."""
+    """The context of one step: images in the network's precision, their features, the generator of their masks.
+
+    A training engine that factors many steps' Gram matrices at once hands the factor (and its inverse) along.
+    """
 
     images: Tensor
     features: Tensor
-    masks: torch.Generator
+    masks: torch.Generator | None = None
+    factor: Tensor | None = None
+    whitener: Tensor | None = None
+
+    def function_prior(self, tau1: Any, tau2: Any, dof: Any, **settings: Any) -> FunctionPrior:
+        """Return the prior on the outputs at these points, from the factor where there is one."""
+        if self.factor is None:
+            return FunctionPrior(self.features, tau1, tau2, dof, **settings)
+        features = self.features if self.whitener is None else None
+        return FunctionPrior.from_factor(
+            self.factor, tau1, tau2, dof, features=features, whitener=self.whitener, **settings
+        )
 
 
 class Context(nn.Module):

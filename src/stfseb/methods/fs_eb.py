@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.function_prior import FunctionPrior
-from stfseb.inputs import scaled
 from stfseb.methods.base import Settings, Terms, check_count, check_positive
-from stfseb.methods.context import Context
-from stfseb.methods.function_term import check_functional_scale, function_weight, next_draw
+from stfseb.methods.context import Context, Draw
+from stfseb.methods.function_term import check_functional_scale, function_weight
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
 from stfseb.weight_prior import WeightPrior
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from stfseb.function_prior import FunctionPrior
     from stfseb.likelihoods import Likelihood
 
 VARIANTS = ("vi", "map")
@@ -146,7 +145,6 @@ class FSEB(MeanFieldMethod):
         settings = FSEBSettings(sigma, tau1, tau2, num_context, samples, extractor=named, features=features, **switches)
         super().__init__(net, settings, likelihood, point=settings.variant == "map")
         self.weight_prior = WeightPrior(math.inf, sigma)
-        self.context: Context | None = None
         if context is not None or settings.kappa != 0:
             self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
 
@@ -163,29 +161,30 @@ class FSEB(MeanFieldMethod):
         """Return how many Monte Carlo samples prediction takes by default."""
         return 1 if self.point else self.settings.samples
 
-    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+    def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the terms of the minibatch; see the module's formula."""
         settings = self.settings
-        x = scaled(x, self.like)
-        kappa = function_weight(settings.kappa, len(x), num_data, batch_size)
-        if kappa:
-            draw = next_draw(self.context, x, self.trainable(), batch_size)
+        if draw is not None:
             theta = self.draw_weights(self.samples, draw.masks)
             outputs, outside = self.run_with_context(x, draw.images, theta)
-            function = self.function_prior(draw.features).penalty(outside).mean(0) * kappa
+            kappa = function_weight(settings.kappa, share, part)
+            function = self.function_prior(draw).penalty(outside).mean(0) * kappa
         else:
             outputs = self.run_data(x, self.draw_weights(1) if self.point else None)
             function = outputs.new_zeros(())
         data = -self.likelihood.log_prob(outputs, y).mean(0).sum()
-        penalty = self.weight_prior.penalty(self.trainable()) if self.point else self.kl() * settings.temperature
-        return Terms(data, function, penalty * (len(x) / num_data))
+        if self.point:
+            weights = self.weight_prior.penalty(self.trainable()) * share
+        else:
+            weights = self.kl() * (settings.temperature * share)
+        return Terms(data, function, weights)
 
-    def function_prior(self, features: Tensor) -> FunctionPrior:
-        """Return the prior on the outputs at context points with these features."""
-        settings = self.settings
-        return FunctionPrior(features, settings.tau1, settings.tau2, math.inf, bias_variance=settings.bias)
+    @property
+    def uses_context(self) -> bool:
+        """Tell whether the function term is on."""
+        return self.settings.kappa != 0
 
-    def reseed(self, seed: int) -> None:
-        """Restart the order of the context points and the weight samples that go with them."""
-        if self.context is not None:
-            self.context.reseed(seed)
+    def function_prior(self, draw: Draw) -> FunctionPrior:
+        """Return the prior on the outputs at the context points of a draw."""
+        tau1, tau2, bias = self.settings.tau1, self.settings.tau2, self.settings.bias
+        return draw.function_prior(tau1, tau2, math.inf, bias_variance=bias)

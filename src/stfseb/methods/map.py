@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stfseb.inputs import scaled
 from stfseb.methods.base import Method, Settings, Terms, check_positive
 from stfseb.networks.folding import deterministic
 from stfseb.weight_prior import WeightPrior
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stfseb.likelihoods import Likelihood
+    from stfseb.methods.context import Draw
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,11 @@ class MAP(Method):
         super().__init__(net, MAPSettings(sigma), likelihood)
         self.weight_prior = WeightPrior(math.inf, sigma)
 
-    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+    def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the summed negative log-likelihood and the prior's share of this minibatch."""
-        del batch_size  # no function term to share out
-        outputs = deterministic(self.net, scaled(x, self.like))
-        data = -self.likelihood.log_prob(outputs[None], y).sum()
-        weights = self.weight_prior.penalty(self.trainable()) * (len(x) / num_data)
+        del draw, part  # no function term
+        data = -self.likelihood.log_prob(deterministic(self.net, x)[None], y).sum()
+        weights = self.weight_prior.penalty(self.trainable()) * share
         return Terms(data, data.new_zeros(()), weights)
 
     def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from stfseb.errors import StfsebError
-from stfseb.inputs import scaled
 from stfseb.methods.base import Method, Settings, Terms, check_count, check_positive
 from stfseb.networks.dropout import Block, check_has_dropout, module_rates
 from stfseb.networks.folding import FoldedNetwork
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stfseb.likelihoods import Likelihood
+    from stfseb.methods.context import Draw
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,13 @@ class MCDropout(DropoutMethod):
         super().__init__(net, MCDropoutSettings(sigma, samples, prior_weight), likelihood)
         self.weight_prior = WeightPrior(math.inf, sigma)
 
-    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+    def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the Monte Carlo negative log-likelihood and the prior's share of this minibatch."""
-        del batch_size  # no function term to share out
-        x = scaled(x, self.like)
+        del draw, part  # no function term
         logits, rates = self.folded(x, self.settings.samples, [Block(len(x), shared=False)])
         data = -self.likelihood.log_prob(logits, y).mean(0).sum()
-        share = prior_weight(self.settings.prior_weight, rates) * (len(x) / num_data)
-        weights = self.weight_prior.penalty(self.trainable()) * share
+        weight = prior_weight(self.settings.prior_weight, rates) * share
+        weights = self.weight_prior.penalty(self.trainable()) * weight
         return Terms(data, data.new_zeros(()), weights)
 
 

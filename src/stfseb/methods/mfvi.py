@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stfseb.inputs import scaled
 from stfseb.methods.base import Settings, Terms, check_positive
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stfseb.likelihoods import Likelihood
+    from stfseb.methods.context import Draw
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,9 @@ class MFVI(MeanFieldMethod):
         settings = MFVISettings(sigma, samples, rel_sigma_init, temperature, estimator, vectorise)
         super().__init__(net, settings, likelihood)
 
-    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+    def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the Monte Carlo negative log-likelihood and the KL's share of this minibatch."""
-        del batch_size  # no function term to share out
-        outputs = self.run_data(scaled(x, self.like))
-        data = -self.likelihood.log_prob(outputs, y).mean(0).sum()
-        weights = self.kl() * (self.settings.temperature * len(x) / num_data)
+        del draw, part  # no function term
+        data = -self.likelihood.log_prob(self.run_data(x), y).mean(0).sum()
+        weights = self.kl() * (self.settings.temperature * share)
         return Terms(data, data.new_zeros(()), weights)

@@ -15,7 +15,6 @@ Hao and Kuruoglu, Function-space empirical Bayes regularisation with Student's t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,9 @@ from torch import Tensor, nn
 
 from stfseb.distributions import PARAMETRISATIONS, Parametrisation
 from stfseb.errors import StfsebError, unknown
-from stfseb.function_prior import FunctionPrior
-from stfseb.inputs import scaled
 from stfseb.methods.base import Settings, Terms, check_count, check_positive, evaluating
 from stfseb.methods.context import Context, Draw
+from stfseb.methods.function_term import check_functional_scale, function_weight
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
@@ -36,6 +34,7 @@ from stfseb.weight_prior import WeightPrior
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stfseb.function_prior import FunctionPrior
     from stfseb.likelihoods import Likelihood
 
 
@@ -99,10 +98,7 @@ class STFSEBSettings(Settings):
                 f"dof={self.nu_function}: the covariance form needs dof > 2; "
                 "use a larger one, math.inf, or parametrisation='scale'"
             )
-        scale = self.functional_scale
-        valid = scale in ("batch", "epoch") if isinstance(scale, str) else math.isfinite(scale) and scale >= 0
-        if not valid:
-            raise StfsebError(f"functional_scale={scale!r}: give 'batch', 'epoch' or a number of at least 0")
+        check_functional_scale(self.functional_scale)
 
     @property
     def nu_function(self) -> float:
@@ -165,7 +161,6 @@ class STFSEB(DropoutMethod):
         )
         super().__init__(net, settings, likelihood)
         self.weight_prior = WeightPrior(settings.nu_weights, sigma)
-        self.context: Context | None = None
         if context is not None or settings.functional_scale != 0:
             self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
 
@@ -179,33 +174,30 @@ class STFSEB(DropoutMethod):
 
     # The objective -----------------------------------------------------------------------------------
 
-    def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
+    def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the terms of the minibatch; see the module's formula."""
         settings = self.settings
-        rows = len(x)
-        x = scaled(x, self.like)
-        scale = settings.functional_scale
-        kappa = rows / num_data if scale == "epoch" else (1.0 if scale == "batch" else float(scale))
-        if scale != "epoch" and batch_size is not None:
-            kappa *= rows / batch_size
-        if kappa:
-            draw = self._next_context(x, batch_size)
+        if draw is not None:
             data_logits, context_logits, rates = self._forward(x, draw)
-            function = self.function_prior(draw.features).penalty(context_logits).mean(0) * kappa
+            kappa = function_weight(settings.functional_scale, share, part)
+            function = self.function_prior(draw).penalty(context_logits).mean(0) * kappa
         else:
-            data_logits, rates = self.folded(x, settings.samples, [Block(rows, shared=False)])
+            data_logits, rates = self.folded(x, settings.samples, [Block(len(x), shared=False)])
             function = data_logits.new_zeros(())
         data = -self.likelihood.log_prob(data_logits, y).mean(0).sum()
-        share = prior_weight(settings.prior_weight, rates) * (rows / num_data)
-        weights = self.weight_prior.penalty(self.trainable()) * share
+        weight = prior_weight(settings.prior_weight, rates) * share
+        weights = self.weight_prior.penalty(self.trainable()) * weight
         return Terms(data, function, weights)
 
-    def function_prior(self, features: Tensor) -> FunctionPrior:
-        """Return the prior on the outputs at context points with these features."""
-        settings = self.settings
-        return FunctionPrior(
-            features, settings.tau1, settings.tau2, settings.nu_function, parametrisation=settings.parametrisation
-        )
+    @property
+    def uses_context(self) -> bool:
+        """Tell whether the function term is on."""
+        return self.settings.functional_scale != 0
+
+    def function_prior(self, draw: Draw) -> FunctionPrior:
+        """Return the prior on the outputs at the context points of a draw."""
+        tau1, tau2, dof = self.settings.tau1, self.settings.tau2, self.settings.nu_function
+        return draw.function_prior(tau1, tau2, dof, parametrisation=self.settings.parametrisation)
 
     def _forward(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, set[float]]:
         """Return the logits of data rows and context rows, each (S, rows, L), and the dropout rates."""
@@ -220,17 +212,3 @@ class STFSEB(DropoutMethod):
             return logits, outside, rates
         logits, rates = self.folded(torch.cat([x, context]), samples, [data_block, context_block])
         return logits[:, : len(x)], logits[:, len(x) :], rates
-
-    def reseed(self, seed: int) -> None:
-        """Restart the order of the context points and their masks."""
-        if self.context is not None:
-            self.context.reseed(seed)
-
-    def _next_context(self, x: Tensor, batch_size: int | None) -> Draw:
-        if self.context is None:
-            raise StfsebError(
-                "this method has no context images (a loaded model keeps only their fingerprint): "
-                "construct it anew with context=... to train it"
-            )
-        version = None if batch_size is None else sum(p._version for p in self.trainable())
-        return self.context.next(x, version)
