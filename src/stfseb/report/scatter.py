@@ -73,31 +73,37 @@ def _frame(values: Sequence[Spread], least: float) -> tuple[float, float]:
 
 
 def _name_points(ax: Axes, points: Sequence[tuple[str, dict[str, Any], float, float]]) -> None:
-    """Write names beside points, moved up or down where two would touch."""
+    """Write each name in the free place nearest to its point, with a line to the point where that is not beside it."""
     from matplotlib.patheffects import withStroke
 
-    low, high = ax.get_ylim()
-    left, right = ax.get_xlim()
-    step = (high - low) * 0.062
-    placed: list[tuple[float, float, float, float]] = []
-    for label, style, x, y in sorted(points, key=lambda p: p[3]):
-        at_left = (x - left) / (right - left) > 0.62
-        length = 0.03 + 0.026 * len(label)
-        start = (x - left) / (right - left) + (-length if at_left else 0)
-        height = y
-        while any(abs(height - o[2]) < step and start < o[1] and o[0] < start + length for o in placed):
-            height += step / 4
-        placed.append((start, start + length, height, y))
+    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+    line = 0.055  # height of a line of text; all in fractions of the frame
+    spots = [((x - left) / (right - left), (y - low) / (high - low)) for _, _, x, y in points]
+    taken = [(x - 0.02, x + 0.02, y) for x, y in spots]  # start, end and middle of what is drawn already
+    for (label, style, x, y), (across, up) in sorted(zip(points, spots, strict=True), key=lambda p: -p[1][1]):
+        length = 0.026 * len(label)
+        leftwards = across + 0.03 + length > 1
+        start = across - 0.03 - length if leftwards else across + 0.03
+        tries = [0.6 * line + sign * step * line / 2 for step in range(40) for sign in (1, -1)]
+        inside = [t for t in tries if line / 2 < up + t < 1 - line / 2] or [0.0]
+        shift = next((t for t in inside if _free(taken, start, start + length, up + t, line)), inside[0])
+        taken.append((start, start + length, up + shift))
+        away = abs(shift) > 1.5 * line
         ax.annotate(
             label,
-            (x, height),
-            xytext=(-7 if at_left else 7, 8),
-            textcoords="offset points",
-            ha="right" if at_left else "left",
+            (x, y),
+            xytext=(start + length if leftwards else start, up + shift),
+            textcoords="axes fraction",
+            ha="right" if leftwards else "left",
             va="center",
             color=INK,
-            path_effects=[withStroke(linewidth=3, foreground=PAPER)],
             fontsize=10 if style["ours"] else 9.5,
             fontweight="bold" if style["ours"] else "normal",
+            path_effects=[withStroke(linewidth=3, foreground=PAPER)],
+            arrowprops={"arrowstyle": "-", "color": style["color"], "linewidth": 0.9} if away else None,
             zorder=7,
         )
+
+
+def _free(taken: Sequence[tuple[float, float, float]], start: float, end: float, middle: float, line: float) -> bool:
+    return not any(abs(middle - m) < line and start < e and s < end for s, e, m in taken)
