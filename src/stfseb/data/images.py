@@ -39,9 +39,7 @@ class ImageSet:
                 f"{tuple(self.images.shape)}"
             )
         if self.labels is not None and self.labels.shape != self.images.shape[:1]:
-            raise StfsebError(
-                f"{self.name}: {len(self.images)} images but labels of shape {tuple(self.labels.shape)}"
-            )
+            raise StfsebError(f"{self.name}: {len(self.images)} images but labels of shape {tuple(self.labels.shape)}")
 
     def __len__(self) -> int:
         return len(self.images)

@@ -10,8 +10,9 @@ Rows are folded sample-major: row `s * n + i` is example `i` under Monte Carlo s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,39 +56,75 @@ class PrefixHasDropoutError(Exception):
     """A dropout ran in the part of a chain that was taken to have none."""
 
 
+class Lanes(NamedTuple):
+    """Random bits for one mask: integers of 8 or 16 bits, uniform over their whole range."""
+
+    shape: tuple[int, ...]
+    rate: float
+
+    @property
+    def levels(self) -> int:
+        """Return 256 where the rate is a multiple of 1/256, else 65536."""
+        return 256 if (self.rate * 256.0).is_integer() else 65536
+
+    @property
+    def words(self) -> int:
+        """Return how many 64-bit words hold the lanes."""
+        lanes = 8 if self.levels == 256 else 4
+        return -(-math.prod(self.shape) // lanes)
+
+    def cut(self, words: Tensor) -> Tensor:
+        """Return the lanes of 64-bit words, in the mask's shape."""
+        lane = torch.int8 if self.levels == 256 else torch.int16
+        return words.view(lane)[: math.prod(self.shape)].view(self.shape)
+
+    def draw(self, device: torch.device, generator: torch.Generator | None) -> Tensor:
+        """Draw the lanes."""
+        return self.cut(random_words(self.words, device, generator))
+
+    def mask(self, lanes: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return zeros and 1 / (1 - rate) with P(0) = rate.
+
+        With 16 bits the rate is rounded to a multiple of 2^-16 and the scale follows the rounded rate, so
+        that the mask's mean is exactly one.
+        """
+        dropped = min(round(self.rate * self.levels), self.levels - 1)
+        keep = lanes >= dropped - self.levels // 2
+        return keep.to(dtype) * (self.levels / (self.levels - dropped))
+
+
+def random_words(count: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    """Draw 64-bit words over their whole range (torch's default range leaves the sign bit 0)."""
+    words = torch.empty(count, dtype=torch.int64, device=device)
+    return words.random_(-(2**63), None, generator=generator)
+
+
 def keep_mask(
     shape: Sequence[int], rate: float, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
     """Draw a mask of zeros and 1 / (1 - rate) with P(0) = rate.
 
-    On the CPU torch draws one double per element, in one thread. Here every 64-bit word is cut into
-    lanes of 8 bits (where `rate` is a multiple of 1/256) or 16 bits, which are compared with a
-    threshold: about a tenth of the time. With 16 bits the rate is rounded to a multiple of 2^-16 and
-    the scale follows the rounded rate, so that the mask's mean is exactly one.
+    torch draws a random number per element (on the CPU in one thread). Here every 64-bit word is cut into
+    lanes that are compared with a threshold: about a twentieth of the time on the CPU.
     """
-    if device.type != "cpu":
-        return torch.rand(tuple(shape), device=device, generator=generator).ge(rate).to(dtype).mul_(1.0 / (1.0 - rate))
-    lane, levels = (torch.int8, 256) if (rate * 256.0).is_integer() else (torch.int16, 65536)
-    dropped = min(round(rate * levels), levels - 1)
-    count = 1
-    for size in shape:
-        count *= size
-    lanes_per_word = 8 if levels == 256 else 4
-    words = torch.empty(-(-count // lanes_per_word), dtype=torch.int64)
-    words.random_(-(2**63), None, generator=generator)  # the whole range: the default one leaves the sign bit 0
-    keep = words.view(lane)[:count] >= dropped - levels // 2
-    return keep.to(dtype).mul_(levels / (levels - dropped)).view(tuple(shape))
+    lanes = Lanes(tuple(shape), rate)
+    return lanes.mask(lanes.draw(device, generator), dtype)
 
 
 class MonteCarloDropout(TorchFunctionMode):
     """Make every dropout of the forward pass active, with masks laid out over `samples` and `blocks`.
 
     With `folded=False` the batch has one row an example until the first dropout, whose output has
-    `samples` rows an example: what comes before it runs once. `rates` collects the rates that were seen.
+    `samples` rows an example: what comes before it runs once. `rates` collects the rates that were seen, and
+    `plan` the masks that were asked for. Masks come from `lanes` where an engine has drawn them beforehand.
     """
 
-    def __init__(self, samples: int, blocks: Sequence[Block], *, folded: bool) -> None:
+    def __init__(
+        self, samples: int, blocks: Sequence[Block], *, folded: bool, lanes: Sequence[Tensor] | None = None
+    ) -> None:
         super().__init__()
+        self.lanes = lanes
+        self.plan: list[Lanes] = []
         self.samples = samples
         self.blocks = tuple(block for block in blocks if block.rows)
         self.rows = sum(block.rows for block in self.blocks)
@@ -140,12 +177,12 @@ class MonteCarloDropout(TorchFunctionMode):
         """Return the mask (samples, rows, *inner), or with one row if a single block shares it."""
         if rate == 1.0:
             return x.new_zeros((self.samples, 1, *inner))
-        parts = [
-            keep_mask(
-                (self.samples, 1 if block.shared else block.rows, *inner), rate, x.dtype, x.device, block.generator
-            )
-            for block in self.blocks
-        ]
+        parts = []
+        for block in self.blocks:
+            wanted = Lanes((self.samples, 1 if block.shared else block.rows, *inner), rate)
+            drawn = wanted.draw(x.device, block.generator) if self.lanes is None else self.lanes[len(self.plan)]
+            self.plan.append(wanted)
+            parts.append(wanted.mask(drawn, x.dtype))
         if len(parts) == 1:
             return parts[0]
         return torch.cat(

@@ -14,6 +14,7 @@ from stfseb.errors import StfsebError
 from stfseb.networks.dropout import (
     DROPOUT_MODULES,
     Block,
+    Lanes,
     MonteCarloDropout,
     NoDropout,
     PrefixHasDropoutError,
@@ -50,13 +51,15 @@ class FoldedNetwork:
     def __init__(self, net: nn.Module, *, share_prefix: bool = True) -> None:
         self.net = net
         self.share_prefix = share_prefix
+        self.lanes: Sequence[Tensor] | None = None  # masks' random bits, where an engine draws them beforehand
+        self.plan: list[Lanes] = []  # the masks that the last pass asked for
 
     def __call__(self, x: Tensor, samples: int, blocks: Sequence[Block]) -> tuple[Tensor, set[float]]:
         """Return outputs (samples, rows, ...) and the dropout rates that were met on the way."""
         modules = chain(self.net)
         cut = first_dropout(modules) if self.share_prefix else 0
         if cut:
-            mode = MonteCarloDropout(samples, blocks, folded=False)
+            mode = MonteCarloDropout(samples, blocks, folded=False, lanes=self.lanes)
             try:
                 with mode:
                     out = x
@@ -71,7 +74,7 @@ class FoldedNetwork:
                 self.share_prefix = False
                 return self(x, samples, blocks)
         else:
-            mode = MonteCarloDropout(samples, blocks, folded=True)
+            mode = MonteCarloDropout(samples, blocks, folded=True, lanes=self.lanes)
             with mode:
                 out = self.net(x.repeat(samples, *(1,) * (x.ndim - 1)))
         if not mode.rates:
@@ -79,6 +82,7 @@ class FoldedNetwork:
                 f"no dropout ran in {type(self.net).__name__}'s forward pass, so every Monte Carlo sample is the "
                 "same: call the network's dropout layers in forward, or use MAP, MFVI or FSEB"
             )
+        self.plan = mode.plan
         return out.view(samples, -1, *out.shape[1:]), mode.rates
 
 
