@@ -35,12 +35,13 @@ _HARMLESS = frozenset(
 
 
 class LayerCall(NamedTuple):
-    """One call with a weight that nothing else uses: the names of its parameters and its input's shape."""
+    """One call with a weight that nothing else uses: names, shapes and the call's other arguments."""
 
     weight: str
     bias: str | None
     kind: str
     function: Callable[..., Tensor]
+    weight_shape: tuple[int, ...]
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     options: tuple[tuple[str, Any], ...]
@@ -108,6 +109,7 @@ class _Probe(TorchFunctionMode):
                         None if bias is None else self.names[id(bias)],
                         _KINDS[func],
                         func,
+                        tuple(weight.shape),
                         tuple(x.shape),
                         tuple(out.shape),
                         tuple(sorted(options.items())),

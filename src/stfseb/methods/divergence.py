@@ -1,0 +1,83 @@
+"""The regularised KL divergence between Gaussians, and sums whose parts are differentiated one by one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stfseb.errors import StfsebError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class GaussianDivergence:
+    """KL( N(m, S + e I) || N(0, K + e I) ) for one K and many (m, S), e = gamma mean(diag K), in float64."""
+
+    def __init__(self, covariance: Tensor, gamma: float) -> None:
+        self.size = len(covariance)
+        self.gamma = gamma
+        self.nugget = gamma * covariance.diagonal().mean()
+        self.eye = torch.eye(self.size, dtype=torch.float64, device=covariance.device)
+        self.factor = self._cholesky(covariance, "the prior's covariance")
+        self.log_det = 2 * self.factor.diagonal().log().sum()
+
+    def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return the sum over the leading index of means (n, N) and covariances (n, N, N)."""
+        place = self.factor.device
+        factor = self._cholesky(covariance.to(place), "the linearised network's covariance")
+        whitened = torch.linalg.solve_triangular(self.factor, mean.to(place).mT, upper=False).square().sum()
+        # tr(R2^-1 R1) as a sum of squares: it cannot turn negative.
+        trace = torch.linalg.solve_triangular(self.factor, factor, upper=False).square().sum()
+        log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
+        result: Tensor = (whitened + trace - log_det + len(mean) * (self.log_det - self.size)) / 2
+        return result
+
+    def _cholesky(self, covariance: Tensor, what: str) -> Tensor:
+        factor, info = torch.linalg.cholesky_ex(covariance + self.nugget * self.eye)
+        if factor.device.type == "cpu" and bool((info != 0).any()):
+            raise StfsebError(f"{what} is not positive definite with gamma={self.gamma:g}: use a larger gamma")
+        # Elsewhere a failure shows as NaN in the loss, without waiting for the device.
+        return torch.where((info == 0)[..., None, None], factor, math.nan)
+
+
+class _Known(torch.autograd.Function):
+    """A value whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor | None], *parameters: Tensor) -> Tensor:
+        """Return the value and keep the gradients."""
+        del parameters
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> Any:
+        """Scale the kept gradients."""
+        return None, None, *(None if g is None else g * outer.to(g.dtype) for g in ctx.gradients)
+
+
+def with_gradients(part: Callable[[Any, bool], Tensor], pieces: Sequence[Any], parameters: Sequence[Tensor]) -> Tensor:
+    """Return sum(part(piece, create_graph)) over the pieces, holding the graph of one piece at a time.
+
+    The gradient with respect to `parameters` is taken piece by piece and attached to the result.
+    """
+    wanted = torch.is_grad_enabled()
+    total: Tensor | None = None
+    sums: list[Tensor | None] = [None] * len(parameters)
+    for piece in pieces:
+        with torch.enable_grad():
+            value = part(piece, wanted)
+            if wanted:
+                found = torch.autograd.grad(value, parameters, allow_unused=True)
+                sums = [a if b is None else b if a is None else a + b for a, b in zip(sums, found, strict=True)]
+        total = value.detach() if total is None else total + value.detach()
+        del value
+    assert total is not None
+    out: Tensor = _Known.apply(total, sums, *parameters) if wanted else total  # type: ignore[no-untyped-call]
+    return out

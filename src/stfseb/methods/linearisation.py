@@ -1,0 +1,166 @@
+"""The law of a linearised network at a set of points, without the Jacobian of all classes.
+
+f_L(x; w) = f(x; mu) + J(x) (w - mu) with w ~ N(mu, diag(s^2)) has, class by class, the mean f_l(x; mu) and the
+covariance J_l diag(s^2) J_l'. It is accumulated layer by layer, for a few classes at a time:
+what is used as the weight of a linear or convolution layer by `layer_products`, every other parameter by
+per-row gradients, vmap(grad).
+
+Rows must not see one another (batch norm uses its running statistics). Gradients flow through mu and s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
+
+from stfseb.errors import StfsebError
+from stfseb.methods.base import evaluating
+from stfseb.methods.layer_calls import LayerCall, call_parts, kind_of, single_use_calls
+from stfseb.methods.layer_products import (
+    by_pairs,
+    is_supported,
+    layer_bytes,
+    layer_covariance,
+    pair_index,
+    pair_products,
+)
+from stfseb.networks.dropout import NoDropout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Scales = dict[str, Tensor]
+
+
+class Linearisation:
+    """Means and covariances of a linearised network; `last_layer` takes only its parameters as random.
+
+    Args:
+        net: the network; its parameters are mu.
+        example: one row, to find out how the parameters are used.
+        last_layer: linearise in the parameters of the output layer alone.
+    """
+
+    def __init__(self, net: nn.Module, example: Tensor, *, last_layer: bool = False) -> None:
+        self.net = net
+        self.last_layer = last_layer
+        self.calls = {call.weight: call for call in single_use_calls(net, example) if is_supported(call)}
+        self._clone = False
+        if last_layer:
+            self.calls = _output_call(net, self.calls, example)
+        covered = {name for call in self.calls.values() for name in (call.weight, call.bias)}
+        names = [name for name, p in net.named_parameters() if p.requires_grad]
+        self.rest = [] if last_layer else [name for name in names if name not in covered]
+        self.outputs = 0
+        with torch.no_grad():
+            self.outputs = int(self._run(example)[0].shape[1])
+
+    def law(self, x: Tensor, scales: Scales, classes: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
+        """Return means (n, N) and covariances (n, N, N) in float64 of the n `classes` at the N rows of x."""
+        count, rows = len(classes), len(x)
+        if self.last_layer:
+            out, seen = self._run(x)
+            (call,) = self.calls.values()
+            products = pair_products(seen[call.weight][0], scales[call.weight], _optional(scales, call.bias))
+            mean, parts = out.T[classes], products[:, classes].T
+            return mean.double(), parts[:, pair_index(rows, x.device)]
+        out, seen = self._run(x.repeat(count, *(1,) * (x.ndim - 1)))
+        chosen = out.view(count, rows, -1).gather(2, classes.view(-1, 1, 1).expand(-1, rows, 1)).squeeze(2)
+        names = list(seen)
+        gradients = torch.autograd.grad(
+            chosen.sum(), [seen[name][1] for name in names], create_graph=create_graph, allow_unused=True
+        )
+        covariance = torch.zeros(count, rows, rows, dtype=torch.float64, device=x.device)
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is not None:
+                call = self.calls[name]
+                inputs = seen[name][0][:rows]  # the same for every class
+                g = gradient.reshape(count, rows, *gradient.shape[1:])
+                covariance = covariance + layer_covariance(call, inputs, g, scales[name], _optional(scales, call.bias))
+        if self.rest:
+            covariance = covariance + self._general(x, scales, classes)
+        return chosen.double(), covariance
+
+    def bytes_needed(self, rows: int, itemsize: int) -> int:
+        """Estimate the memory that one class's covariance takes at its peak, gradients included."""
+        total = sum(layer_bytes(call, rows, itemsize, only=self.last_layer) for call in self.calls.values())
+        general = sum(p.numel() for name, p in self.net.named_parameters() if name in self.rest)
+        return total + rows * general * (3 * itemsize + 16)
+
+    def _run(self, x: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Return the outputs, and by weight the input and output of each call that is followed."""
+        weights = {id(p): name for name, p in self.net.named_parameters() if name in self.calls}
+        watch = _Watch(weights, clone=self._clone)
+        with evaluating(self.net), NoDropout(), watch:
+            out: Tensor = self.net(x)
+        if any(z._version != version for (_, z), version in zip(watch.seen.values(), watch.versions, strict=True)):
+            # A layer's output was overwritten in place (ReLU(inplace=True)): follow copies from now on.
+            self._clone = True
+            return self._run(x)
+        return out, watch.seen
+
+    def _general(self, x: Tensor, scales: Scales, classes: Tensor) -> Tensor:
+        parameters = {name: p for name, p in self.net.named_parameters() if name in self.rest}
+
+        def one(values: dict[str, Tensor], row: Tensor, onehot: Tensor) -> Tensor:
+            with NoDropout():
+                out: Tensor = functional_call(self.net, values, (row.unsqueeze(0),))
+            return (out[0] * onehot).sum()
+
+        onehots = F.one_hot(classes, self.outputs).to(x.dtype)
+        per_row: Callable[..., Any] = vmap(vmap(grad(one), in_dims=(None, 0, None)), in_dims=(None, None, 0))
+        with evaluating(self.net):
+            jacobian = per_row(parameters, x, onehots)
+        flat = torch.cat([(jacobian[name] * scales[name]).flatten(2) for name in self.rest], dim=2).double()
+        return flat @ flat.mT
+
+
+class _Watch(TorchFunctionMode):
+    """Keep the inputs and outputs of the calls with certain weights."""
+
+    def __init__(self, weights: dict[int, str], *, clone: bool) -> None:
+        super().__init__()
+        self.weights = weights
+        self.clone = clone
+        self.seen: dict[str, tuple[Tensor, Tensor]] = {}
+        self.versions: list[int] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note the call if it is one of those; let everything through."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if kind_of(func) is None:
+            return out
+        x, weight, _, _ = call_parts(func, args, kwargs)
+        name = self.weights.get(id(weight))
+        if name is None:
+            return out
+        self.seen[name] = (x.clone() if self.clone else x, out)
+        self.versions.append(out._version)
+        return out.clone() if self.clone else out
+
+
+def _output_call(net: nn.Module, calls: dict[str, LayerCall], example: Tensor) -> dict[str, LayerCall]:
+    """Return the call whose output is the network's output."""
+    weights = {id(p): name for name, p in net.named_parameters() if name in calls and by_pairs(calls[name])}
+    watch = _Watch(weights, clone=False)
+    with torch.no_grad(), evaluating(net), NoDropout(), watch:
+        out = net(example)
+    for name, (_, z) in watch.seen.items():
+        if z is out:
+            return {name: calls[name]}
+    raise StfsebError(
+        f"linearise='last_layer': the output of {type(net).__name__} is not that of a linear layer with its own "
+        "weights: use linearise='full' or 'subset'"
+    )
+
+
+def _optional(scales: Scales, name: str | None) -> Tensor | None:
+    return None if name is None else scales[name]
