@@ -24,6 +24,7 @@ class Gaussian(Likelihood):
     name = "gaussian-for-tests"
 
     def __init__(self, noise: float) -> None:
+        super().__init__()
         self.noise = noise
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:

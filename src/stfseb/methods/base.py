@@ -11,23 +11,26 @@ import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels, scaled
-from stfseb.likelihoods import Categorical, Likelihood
+from stfseb.likelihoods import Categorical, Likelihood, Regression
+from stfseb.methods.calibrated import mapped, tempered
+from stfseb.methods.decisions import DecidingMixin
 from stfseb.networks.folding import deterministic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stfseb.methods.context import Context, Draw
 
 # Rows in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
 _ROWS = {"cpu": 4096, "cuda": 65536}
+Result = TypeVar("Result")
 
 
 class Terms(NamedTuple):
@@ -76,12 +79,14 @@ def check_count(**values: int) -> None:
             raise StfsebError(f"{name}={value}: must be a whole number of at least 1")
 
 
-class Method(nn.Module, ABC):
+class Method(DecidingMixin, nn.Module, ABC):
     """A network and the objective that trains it."""
 
     key: ClassVar[str]  # as on the command line
     label: ClassVar[str]  # as in tables
     settings_type: ClassVar[type[Settings]]
+    # DistributedDataParallel would send all context images from one process to the others at every step.
+    _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
     net: nn.Module
 
     def __init__(self, net: nn.Module, settings: Any, likelihood: Likelihood | None = None) -> None:
@@ -92,7 +97,7 @@ class Method(nn.Module, ABC):
             raise StfsebError(f"{type(net).__name__} has no trainable parameters: unfreeze some, or give another net")
         self.net = net
         self.settings = settings
-        self.likelihood = likelihood or Categorical()
+        self.likelihood = (likelihood or Categorical()).to(self.like.device, self.like.dtype)
         self.calibration: dict[str, Any] = {}  # what was fitted on held-out data; saved with the model
         self.provenance: dict[str, Any] = {}  # what the model was trained on; saved with the model
         self.context: Context | None = None
@@ -151,6 +156,10 @@ class Method(nn.Module, ABC):
         """Tell whether a step needs context points."""
         return False
 
+    def prior_ratio(self) -> tuple[Any, Any] | None:
+        """Return tau1/tau2 and the bias variance, by which an engine may factor context Gram matrices beforehand."""
+        return None
+
     def reseed(self, seed: int) -> None:
         """Restart the method's own random streams (torch's default generator is the caller's)."""
         if self.context is not None:
@@ -200,15 +209,74 @@ class Method(nn.Module, ABC):
     def predict_proba(
         self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None
     ) -> Tensor:
-        """Return the Monte Carlo average of the predictive probabilities, (N, L)."""
+        """Return the Monte Carlo average of the predictive probabilities, (N, L).
+
+        Calibrated where `stfseb.calibrate` has been; `sample_logits` always gives the network's own outputs.
+        """
+        if isinstance(self.likelihood, Regression):
+            raise StfsebError(
+                f"the {self.likelihood.name} likelihood has no probabilities: use predict, predict_std or "
+                "predict_interval"
+            )
+        return self.predict(x, samples, seed=seed, batch_size=batch_size)
+
+    def predict(
+        self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Return what the likelihood predicts: probabilities (N, L), or means (N, D) in regression."""
+        return torch.cat(self._over_rows(self._prediction, x, samples, seed, batch_size))
+
+    def predict_std(
+        self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Return the standard deviation of the predicted targets, (N, D), noise included: regression only."""
+        return torch.cat(self._over_rows(self._regression().std, x, samples, seed, batch_size))
+
+    def predict_interval(
+        self,
+        x: Any,
+        level: float = 0.95,
+        samples: int | None = None,
+        *,
+        seed: int | None = None,
+        batch_size: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the ends, (N, D) each, of the interval that holds a target with probability `level`."""
+        likelihood = self._regression()
+        ends = self._over_rows(lambda outputs: likelihood.interval(outputs, level), x, samples, seed, batch_size)
+        return torch.cat([low for low, _ in ends]), torch.cat([high for _, high in ends])
+
+    def forward(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Tensor:
+        """Return `objective(...).total`: what wrappers that train by calling a module (DDP, Accelerate) call."""
+        return self.objective(x, y, num_data, batch_size).total
+
+    def _prediction(self, outputs: Tensor) -> Tensor:
+        return mapped(self.calibration, self.likelihood.predict(outputs))
+
+    def _regression(self) -> Regression:
+        if not isinstance(self.likelihood, Regression):
+            raise StfsebError(f"the {self.likelihood.name} likelihood has no intervals: use predict_proba")
+        return self.likelihood
+
+    def _over_rows(
+        self,
+        function: Callable[[Tensor], Result],
+        x: Any,
+        samples: int | None = None,
+        seed: int | None = None,
+        batch_size: int | None = None,
+    ) -> list[Result]:
+        """Apply `function` to the (tempered) outputs (S, rows, L) of chunks of `x`, all under the same masks."""
         x = as_tensor(x, "x")
         check_pixels(x, "x")
         if seed is None:
             seed = int(torch.randint(2**62, ()))
         rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // (samples or self.samples))
-        return torch.cat(
-            [self.likelihood.predict(self.sample_logits(part, samples, seed=seed)) for part in x.split(rows)]
-        )
+        with torch.no_grad():
+            return [
+                function(tempered(self.calibration, self.sample_logits(part, samples, seed=seed)))
+                for part in x.split(rows)
+            ]
 
     def extra_repr(self) -> str:
         """Show the settings in `print(method)`."""

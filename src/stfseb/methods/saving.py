@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from stfseb._version import __version__
 from stfseb.data.images import fingerprint
-from stfseb.errors import StfsebError, unknown
+from stfseb.errors import StfsebError
 from stfseb.files import read_json, replacing, write_json
-from stfseb.likelihoods import LIKELIHOODS
+from stfseb.likelihoods import from_spec
 from stfseb.methods.registry import method_class
 from stfseb.networks.cnn import build
 
@@ -90,7 +90,7 @@ def _description(method: Method) -> dict[str, Any]:
         "stfseb": __version__,
         "method": method.key,
         "settings": method.settings.as_dict(),
-        "likelihood": method.likelihood.name,
+        "likelihood": method.likelihood.spec(),
         "network": spec if isinstance(spec, dict) else {"class": type(method.net).__qualname__},
         "dtype": str(method.like.dtype).removeprefix("torch."),
         "outputs": method._outputs,
@@ -105,8 +105,6 @@ def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
     import torch
 
     cls = method_class(meta["method"])
-    if meta["likelihood"] not in LIKELIHOODS:
-        raise unknown("likelihood", meta["likelihood"], LIKELIHOODS)
     if net is None:
         if "network" not in meta["network"]:
             raise StfsebError(
@@ -116,7 +114,7 @@ def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
         net = build(meta["network"])
     net = net.to(getattr(torch, meta["dtype"]))
     settings = cls.settings_type.from_dict(meta["settings"])
-    method = cls.restore(net, settings, LIKELIHOODS[meta["likelihood"]]())
+    method = cls.restore(net, settings, from_spec(meta["likelihood"]))
     method.calibration, method.provenance = dict(meta["calibration"]), dict(meta["provenance"])
     method._outputs = meta["outputs"]
     return method

@@ -1,0 +1,125 @@
+"""Likelihoods of discrete targets: one class of several, one of two, and any number of labels."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stfseb.errors import StfsebError
+from stfseb.likelihoods.base import Likelihood, wide
+
+
+class Classification(Likelihood):
+    """One class a row: `class_log_probs` says what the outputs mean, the rest follows."""
+
+    @abstractmethod
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        """Return log p(class | f_s(x_i)), (S, B, classes)."""
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probabilities at the labels."""
+        log_probs = self.class_log_probs(outputs)
+        return log_probs.gather(-1, y.long().expand(log_probs.shape[:2])[..., None]).squeeze(-1)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Return the mean over samples of the class probabilities, (B, classes)."""
+        return self.class_log_probs(outputs).exp().mean(0)
+
+    def uncertainty(self, outputs: Tensor) -> Tensor:
+        """Return log(1 - max_k p(k | x)), in log space so that confident rows stay apart."""
+        log_probs = self.class_log_probs(outputs).double().logsumexp(0)
+        others = log_probs.sort(-1).values[:, :-1]
+        return others.logsumexp(-1) - log_probs.logsumexp(-1)
+
+    def _check_labels(self, y: Tensor, classes: int) -> None:
+        if y.is_floating_point() or y.dtype == torch.bool or y.ndim != 1:
+            raise StfsebError(f"labels must be integers of shape (N,), not {y.dtype} {tuple(y.shape)}")
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
+            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise StfsebError(f"label {bad} is outside the network's {classes} classes (0 to {classes - 1})")
+
+
+class Categorical(Classification):
+    """Softmax over classes: log p(y = k | f) = f_k - logsumexp(f)."""
+
+    name: ClassVar[str] = "categorical"
+
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        """Return the log-softmax."""
+        return F.log_softmax(wide(outputs), dim=-1)
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the log-softmax at the labels (one fused kernel: this is every training step)."""
+        samples, rows, classes = outputs.shape
+        labels = y.expand(samples, rows).reshape(-1)
+        loss = F.cross_entropy(wide(outputs).reshape(-1, classes), labels, reduction="none")
+        return -loss.view(samples, rows)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Return the mean over samples of the softmax probabilities."""
+        return F.softmax(wide(outputs), dim=-1).mean(0)
+
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` holds integer labels in 0 .. outputs - 1."""
+        self._check_labels(y, outputs)
+
+
+class Binary(Classification):
+    """Two classes from one logit: log p(y = 1 | f) = -log(1 + exp(-f)).
+
+    Predictions have two columns, P(0) and P(1), so that all that holds for classes holds here.
+    """
+
+    name: ClassVar[str] = "binary"
+
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        """Return the log-probabilities of 0 and 1, (S, B, 2)."""
+        logit = wide(outputs)[..., 0]
+        return torch.stack([F.logsigmoid(-logit), F.logsigmoid(logit)], dim=-1)
+
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` holds 0 and 1 and the network has one output."""
+        if outputs != 1:
+            raise StfsebError(
+                f"the network has {outputs} outputs, but the binary likelihood takes one logit: "
+                "use Categorical() for classes, or MultiLabel() for several yes-or-no questions"
+            )
+        self._check_labels(y, 2)
+
+
+class MultiLabel(Likelihood):
+    """L yes-or-no labels a row, independent given f: log p(y | f) = sum_l log sigmoid((2 y_l - 1) f_l).
+
+    A label of -1 is unknown and left out. One output with targets (N, 1) is one task; `Binary` speaks of the
+    same model as of two classes.
+    """
+
+    name: ClassVar[str] = "multilabel"
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the sum over known labels of their Bernoulli log-probabilities."""
+        signs = (2 * y - 1).to(wide(outputs).dtype)
+        known = (y >= 0).to(signs.dtype)
+        return (F.logsigmoid(signs * wide(outputs)) * known).sum(-1)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Return P(y_l = 1 | x), (B, L)."""
+        return torch.sigmoid(wide(outputs)).mean(0)
+
+    def uncertainty(self, outputs: Tensor) -> Tensor:
+        """Return log min(p_l, 1 - p_l) of the least certain label."""
+        signed = outputs.double()
+        log_odds = torch.stack([F.logsigmoid(signed), F.logsigmoid(-signed)]).logsumexp(1)
+        return (log_odds.min(0).values - log_odds.logsumexp(0)).max(-1).values
+
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` is (N, outputs) of 0, 1 and -1 (unknown)."""
+        if y.ndim != 2 or y.shape[1] != outputs:
+            raise StfsebError(f"labels of shape {tuple(y.shape)} do not fit: give (N, {outputs}), a column an output")
+        wrong = y[(y != 0) & (y != 1) & (y != -1)]
+        if len(wrong):
+            raise StfsebError(f"label {wrong[0].item():g}: give 1 (yes), 0 (no) or -1 (unknown)")

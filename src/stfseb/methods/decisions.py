@@ -1,0 +1,168 @@
+"""When not to answer: thresholds on a method's own uncertainty, set on held-out familiar inputs.
+
+`fit` leaves the uncertainties of its validation rows in `method.calibration["held_out"]` (at most 512 order
+statistics), so that any coverage or false alarm rate can be asked for later, also of a loaded model.
+
+The threshold is the k-th smallest of n held-out uncertainties, k = ceil((n + 1) coverage): a new input of the
+same kind stays at or below it with probability of at least `coverage`. (The validation rows have also chosen
+the epoch, one of a few dozen; rows that training never saw make the statement exact.)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from stfseb.errors import StfsebError
+from stfseb.inputs import as_tensor
+from stfseb.likelihoods import Classification
+from stfseb.methods.calibrated import tempered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from stfseb.methods.base import Method
+
+HELD_OUT, UNFAMILIAR, ABSTAIN = "held_out", "unfamiliar", "abstain"
+_KEPT = 512
+
+
+class Decisions(NamedTuple):
+    """What a method says of N inputs, and where it would rather not."""
+
+    prediction: Tensor
+    """Probabilities (N, L), or means (N, D)."""
+    uncertainty: Tensor
+    """The likelihood's uncertainty, (N,)."""
+    abstains: Tensor
+    """Whether the uncertainty is above the threshold of `abstain`, (N,)."""
+    unfamiliar: Tensor
+    """Whether it is above that of `ood_threshold`, (N,)."""
+
+
+def held_out_scores(
+    method: Method, batches: Iterable[tuple[Tensor, Tensor | None]], samples: int, seed: int = 0
+) -> dict[str, Any]:
+    """Return the uncertainties of held-out rows as JSON: order statistics, and the errors up to each."""
+    scores, errors = [], []
+    for x, y in batches:
+        outputs = tempered(method.calibration, method.sample_logits(x, samples, seed=seed))
+        scores.append(method.likelihood.uncertainty(outputs).cpu().numpy())
+        if y is not None and isinstance(method.likelihood, Classification):
+            wrong = method.likelihood.predict(outputs).argmax(-1) != y.to(outputs.device)
+            errors.append(wrong.cpu().numpy())
+    values = np.concatenate(scores)
+    order = np.argsort(values, kind="stable")
+    ranks = np.unique(np.linspace(1, len(values), min(_KEPT, len(values))).round().astype(int))
+    found: dict[str, Any] = {
+        "rows": len(values),
+        "ranks": ranks.tolist(),
+        "uncertainty": values[order][ranks - 1].tolist(),
+        "samples": samples,
+        "seed": seed,
+    }
+    if errors:
+        found["errors"] = np.cumsum(np.concatenate(errors)[order])[ranks - 1].tolist()
+    return found
+
+
+def threshold_rule(held_out: dict[str, Any], coverage: float) -> dict[str, Any]:
+    """Return the threshold that at least `coverage` of familiar inputs stay under, and what is known of it."""
+    rows = held_out["rows"]
+    rank = math.ceil(round((rows + 1) * coverage, 9))
+    if rank > rows:
+        raise StfsebError(
+            f"coverage {coverage:g} cannot be promised from {rows} held-out rows: give at least "
+            f"{math.ceil(round(coverage / (1 - coverage), 9))}, or a lower coverage"
+        )
+    place = int(np.searchsorted(held_out["ranks"], rank))
+    rule = {
+        "threshold": held_out["uncertainty"][place],
+        "images": rows,
+        "samples": held_out["samples"],
+        "seed": held_out["seed"],
+    }
+    if "errors" in held_out:
+        rule["risk"] = held_out["errors"][place] / held_out["ranks"][place]
+    return rule
+
+
+class DecidingMixin:
+    """The part of a method that decides whether to answer."""
+
+    calibration: dict[str, Any]
+
+    def abstain(
+        self: Any, coverage: float = 0.95, held_out: Any = None, *, samples: int | None = None, seed: int = 0
+    ) -> dict[str, Any]:
+        """Answer the most certain `coverage` of familiar inputs, and abstain from the rest, from now on.
+
+        Args:
+            coverage: the fraction of familiar inputs to answer.
+            held_out: familiar inputs that training has not seen: x, or (x, y) to learn the error rate among
+                the answered (`risk`); by default the validation rows of `fit`.
+            samples: Monte Carlo samples (by default the method's own).
+            seed: of the masks, for held-out rows and decisions alike.
+
+        Returns:
+            The rule, also kept in `calibration["abstain"]` and so in saved models.
+        """
+        _check_fraction("coverage", coverage)
+        rule = threshold_rule(_held_out(self, held_out, samples, seed), coverage)
+        self.calibration[ABSTAIN] = {"coverage": coverage, **rule}
+        return dict(self.calibration[ABSTAIN])
+
+    def ood_threshold(
+        self: Any, fpr: float = 0.05, familiar: Any = None, *, samples: int | None = None, seed: int = 0
+    ) -> dict[str, Any]:
+        """Call inputs unfamiliar when they are less certain than all but `fpr` of the familiar ones.
+
+        The arguments are those of `abstain`; the rule is kept in `calibration["unfamiliar"]`.
+        """
+        _check_fraction("fpr", fpr)
+        rule = threshold_rule(_held_out(self, familiar, samples, seed), 1.0 - fpr)
+        self.calibration[UNFAMILIAR] = {"score": "msp", "false_alarms": fpr, **rule}
+        return dict(self.calibration[UNFAMILIAR])
+
+    def decide(self: Any, x: Any, samples: int | None = None, *, seed: int | None = None) -> Decisions:
+        """Return predictions, their uncertainty, and where the rules of `abstain` and `ood_threshold` apply.
+
+        Samples and seed are those of the rules unless given. A rule that was never set applies to no input.
+        """
+        rule = self.calibration.get(ABSTAIN) or self.calibration.get(UNFAMILIAR) or {}
+        samples = samples or rule.get("samples", self.samples)
+        seed = rule.get("seed", 0) if seed is None else seed
+        x = as_tensor(x, "x")
+
+        def both(outputs: Tensor) -> tuple[Tensor, Tensor]:
+            return self._prediction(outputs), self.likelihood.uncertainty(outputs)
+
+        parts = self._over_rows(both, x, samples, seed)
+        prediction = torch.cat([part[0] for part in parts])
+        uncertainty = torch.cat([part[1] for part in parts])
+        limits = [self.calibration.get(name, {}).get("threshold", math.inf) for name in (ABSTAIN, UNFAMILIAR)]
+        return Decisions(prediction, uncertainty, uncertainty > limits[0], uncertainty > limits[1])
+
+
+def _held_out(method: Method, data: Any, samples: int | None, seed: int) -> dict[str, Any]:
+    if data is None:
+        if HELD_OUT not in method.calibration:
+            raise StfsebError("no held-out rows are known: fit the method with stfseb.fit, or give held-out data")
+        return dict(method.calibration[HELD_OUT])
+    if hasattr(data, "images"):
+        data = (data.images, getattr(data, "labels", None))
+    x, y = data if isinstance(data, tuple | list) else (data, None)
+    x = as_tensor(x, "held_out")
+    y = None if y is None else as_tensor(y, "held_out labels")
+    targets = [None] * -(-len(x) // 1024) if y is None else y.split(1024)
+    return held_out_scores(method, zip(x.split(1024), targets, strict=True), samples or method.samples, seed)
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        raise StfsebError(f"{name}={value}: give a fraction between 0 and 1")
