@@ -188,3 +188,7 @@ class FSEB(MeanFieldMethod):
         """Return the prior on the outputs at the context points of a draw."""
         tau1, tau2, bias = self.settings.tau1, self.settings.tau2, self.settings.bias
         return draw.function_prior(tau1, tau2, math.inf, bias_variance=bias)
+
+    def prior_ratio(self) -> tuple[Any, Any]:
+        """Return tau1/tau2 and the variance of the kernel's common offset."""
+        return self.settings.tau1 / self.settings.tau2, self.settings.bias

@@ -199,6 +199,10 @@ class STFSEB(DropoutMethod):
         tau1, tau2, dof = self.settings.tau1, self.settings.tau2, self.settings.nu_function
         return draw.function_prior(tau1, tau2, dof, parametrisation=self.settings.parametrisation)
 
+    def prior_ratio(self) -> tuple[Any, Any]:
+        """Return tau1/tau2; the kernel has no bias."""
+        return self.settings.tau1 / self.settings.tau2, 0.0
+
     def _forward(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, set[float]]:
         """Return the logits of data rows and context rows, each (S, rows, L), and the dropout rates."""
         samples, context = self.settings.samples, draw.images

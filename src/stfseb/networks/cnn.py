@@ -59,6 +59,12 @@ class _BlockCNN(nn.Sequential):
             },
         }
 
+    def __getitem__(self, index: slice | int) -> Any:
+        """Return a layer, or a plain chain of some layers: `net[:-1]` is the feature extractor."""
+        if isinstance(index, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
+        return super().__getitem__(index)
+
 
 class SmallCNN(_BlockCNN):
     """Two convolutions (32, 64 filters) and a hidden layer: MNIST, Fashion-MNIST and OrganAMNIST."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
@@ -83,11 +84,17 @@ class FoldedNetwork:
                 "same: call the network's dropout layers in forward, or use MAP, MFVI or FSEB"
             )
         self.plan = mode.plan
-        return out.view(samples, -1, *out.shape[1:]), mode.rates
+        return single(out).view(samples, -1, *out.shape[1:]), mode.rates
 
 
 def deterministic(net: nn.Module, x: Tensor) -> Tensor:
     """Run the network with every dropout as the identity."""
     with NoDropout():
         out: Tensor = net(x)
-    return out
+    return single(out)
+
+
+def single(outputs: Tensor) -> Tensor:
+    """Return outputs of a half-precision pass in float32: losses and probabilities need its digits."""
+    half = outputs.dtype in (torch.bfloat16, torch.float16)
+    return outputs.float() if half else outputs

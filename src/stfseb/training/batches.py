@@ -47,10 +47,17 @@ class ResidentBatches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield the minibatches of one epoch; the last may be smaller."""
-        order = torch.randperm(self.num_data, generator=generator(self.seed, 3, number)).to(self.x.device)
-        for index in order.split(self.batch_size):
-            x = self.x[index]
-            yield (x if self.augment is None else self.augment(x)), self.y[index]
+        for rows in self.order(number).split(self.batch_size):
+            yield self.rows(rows)
+
+    def order(self, number: int) -> Tensor:
+        """Return the permutation of one epoch."""
+        return torch.randperm(self.num_data, generator=generator(self.seed, 3, number)).to(self.x.device)
+
+    def rows(self, rows: Tensor) -> Batch:
+        """Return these rows as a minibatch, augmented."""
+        x = self.x[rows]
+        return (x if self.augment is None else self.augment(x)), self.y[rows]
 
     def examples(self, count: int) -> Batch:
         """Return the first `count` examples."""

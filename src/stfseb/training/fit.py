@@ -21,8 +21,10 @@ from stfseb.likelihoods import Categorical
 from stfseb.methods.base import Method, Terms, check_count, check_positive
 from stfseb.methods.context import generator
 from stfseb.training.batches import Augment, Batches, ResidentBatches, make_batches, split_off
+from stfseb.training.engine import Engine, make_engine, make_optimiser
+from stfseb.training.precision import resolve, running
 from stfseb.training.progress import TrainingProgress
-from stfseb.training.validation import validation_score
+from stfseb.training.validation import Score, validation_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,6 +51,7 @@ class FitResult:
     best_epoch: int = 0
     best_validation_nll: float = math.inf
     stopped: str = ""  # "patience" or "epochs"
+    engine: str = ""  # how the steps were run, in words
     collapsed: bool = False
     seconds: float = 0.0
 
@@ -74,6 +77,9 @@ def fit(
     seed: int = 0,
     device: str | torch.device | None = None,
     augment: Augment | None = None,
+    precision: str = "auto",
+    capture: bool | None = None,
+    compiled: bool | None = None,
     progress: bool = True,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> FitResult:
@@ -94,6 +100,9 @@ def fit(
         seed: of the order of the data, the masks and the context; the initial weights are the network's own.
         device: where to train; by default where the network is.
         augment: applied to each training minibatch, for example `stfseb.data.augmentation.flip_and_crop`.
+        precision: "float32", "tf32", "bf16" or "auto"; see `stfseb.training.precision`.
+        capture: run each step as one CUDA graph; by default wherever that can be done.
+        compiled: compile the captured step; by default where the run is long enough to earn it back.
         progress: show a bar (terminal) or a line an epoch.
         callback: called after each epoch with its history entry.
     """
@@ -117,20 +126,20 @@ def fit(
         torch.manual_seed(generator(seed, 4, 0).initial_seed())
         method.reseed(seed)
         method.prepare(*batches.examples(batches.num_data if isinstance(batches, ResidentBatches) else _PREPARE))
-        optimiser = torch.optim.Adam(
-            [p for p in method.parameters() if p.requires_grad],
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            fused=place.type in ("cpu", "cuda"),
+        method.train()
+        optimiser = make_optimiser(method, lr=lr, betas=betas, eps=eps)
+        engine = make_engine(
+            method, batches, optimiser, precision=precision, capture=capture, compiled=compiled, epochs=epochs
         )
+        result.engine = engine.description
+        chosen = resolve(precision, method.net)
         best = copy.deepcopy(method.state_dict())
         steps = -(-batches.num_data // batches.batch_size)
         with TrainingProgress(method.label, epochs, steps, show=progress) as display:
             for number in range(1, epochs + 1):
                 torch.manual_seed(generator(seed, 4, number).initial_seed())
-                entry = _train_epoch(method, batches, optimiser, number, display)
-                score = validation_score(method, _validation_batches(held_out), validation_samples or method.samples)
+                entry = _train_epoch(method, engine, batches.num_data, number, display)
+                score = validate(method, held_out, validation_samples or method.samples, chosen)
                 entry |= {"validation_nll": score.nll, "validation_accuracy": score.accuracy}
                 result.history.append(entry)
                 better = score.nll < result.best_validation_nll
@@ -153,24 +162,13 @@ def fit(
 
 
 def _train_epoch(
-    method: Method, batches: Batches, optimiser: torch.optim.Optimizer, number: int, display: TrainingProgress
+    method: Method, engine: Engine, num_data: int, number: int, display: TrainingProgress
 ) -> dict[str, Any]:
     """Make one pass over the data and return its figures, the terms in nats per example."""
     started = time.perf_counter()
     method.train()
-    sums = torch.zeros(3, dtype=torch.float64, device=method.like.device)
-    check_every_step = sums.device.type == "cpu"  # elsewhere it would wait for the device
-    for x, y in batches.epoch(number):
-        terms = method.objective(x, y, batches.num_data)
-        optimiser.zero_grad(set_to_none=True)
-        # Divided by the nominal batch size, so that a smaller last batch weighs what it holds.
-        (terms.total / batches.batch_size).backward()
-        if check_every_step:
-            _check_finite(method, terms, number)
-        optimiser.step()
-        sums += torch.stack([t.detach() for t in terms]).double()
-        display.step()
-    figures = (sums / batches.num_data).tolist()
+    sums = engine.epoch(number, display.step, lambda terms: _check_finite(method, terms, number))
+    figures = (sums / num_data).tolist()
     if not all(map(math.isfinite, figures)):
         _check_finite(method, Terms(*sums), number)
     entry: dict[str, Any] = {"epoch": number, **dict(zip(Terms._fields, figures, strict=True))}
@@ -198,6 +196,12 @@ def _check(method: Method, batches: Batches, what: str) -> None:
             f"{what} x of shape {tuple(x.shape)} does not fit the network: {str(error).splitlines()[0]}"
         ) from error
     method.likelihood.check_targets(y, outputs)
+
+
+def validate(method: Method, batches: Batches, samples: int, precision: str) -> Score:
+    """Return the validation score in the precision of the training."""
+    with running(precision, method.like.device):
+        return validation_score(method, _validation_batches(batches), samples)
 
 
 def _validation_batches(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:

@@ -52,10 +52,10 @@ class TrainingProgress:
     ) -> None:
         self.bar.stop()
 
-    def step(self) -> None:
-        """Count one minibatch."""
+    def step(self, count: int = 1) -> None:
+        """Count minibatches."""
         if self.live:
-            self.bar.advance(self.task)
+            self.bar.advance(self.task, count)
 
     def epoch(self, entry: dict[str, Any], best: bool) -> None:
         """Show an epoch's figures; the best epoch so far is starred."""

@@ -1,0 +1,204 @@
+"""How an epoch is run: eagerly, or as one CUDA graph a step that the host only replays.
+
+Both make the same steps in the same order; which one a run gets is chosen by `make_engine` and said in the
+log and in the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stfseb.training.batches import Batches, ResidentBatches
+from stfseb.training.precision import resolve, running
+from stfseb.training.static_step import StaticStep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stfseb.methods.base import Method, Terms
+
+log = logging.getLogger("stfseb")
+
+_WARM_UP = 3
+_WORTH_COMPILING = 20_000  # steps: below, the half minute of compilation is not earned back
+
+
+class Engine(Protocol):
+    """Runs epochs; `description` says how, in words."""
+
+    description: str
+
+    def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
+        """Make one pass over the data and return the sums of the three terms."""
+        ...
+
+
+class EagerEngine:
+    """One objective, one backward pass, one update at a time: for everything that cannot be captured."""
+
+    def __init__(
+        self, method: Method, batches: Batches, optimiser: torch.optim.Optimizer, precision: str, why: str = ""
+    ) -> None:
+        self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
+        self.description = f"eager, {precision}" + (f" ({why})" if why else "")
+
+    def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
+        """Make one pass over the data."""
+        device = self.method.like.device
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        for x, y in self.batches.epoch(number):
+            terms = self.step(x, y)
+            if device.type == "cpu":  # elsewhere it would wait for the device at every step
+                check(terms)
+            self.optimiser.step()
+            sums += torch.stack([term.detach() for term in terms]).double()
+            on_step(1)
+        return sums
+
+    def step(self, x: Tensor, y: Tensor) -> Terms:
+        """Compute the objective of a minibatch and its gradient."""
+        with running(self.precision, self.method.like.device):
+            terms = self.method.objective(x, y, self.batches.num_data)
+        self.optimiser.zero_grad(set_to_none=True)
+        # Divided by the nominal batch size, so that a smaller last batch weighs what it holds.
+        (terms.total / self.batches.batch_size).backward()
+        return terms
+
+
+class CapturedEngine:
+    """A step as one CUDA graph over resident data; the ragged last minibatch runs eagerly."""
+
+    def __init__(
+        self,
+        method: Method,
+        batches: ResidentBatches,
+        optimiser: torch.optim.Optimizer,
+        precision: str,
+        *,
+        compiled: bool,
+    ) -> None:
+        self.eager = EagerEngine(method, batches, optimiser, precision)
+        self.batches = batches
+        self.step = StaticStep(method, batches, optimiser, precision)
+        self.description = f"captured, {precision}" + (", compiled" if compiled else "")
+        self.graph = self._capture(method, optimiser, precision, compiled)
+
+    def _capture(
+        self, method: Method, optimiser: torch.optim.Optimizer, precision: str, compiled: bool
+    ) -> torch.cuda.CUDAGraph:
+        """Warm up and capture, then put weights, buffers and the optimiser's state back in place."""
+        before = copy.deepcopy(method.state_dict())
+        context = method.context
+        drawn = 0 if context is None else context.step
+        method.train()
+        self.step.load_epoch(0)
+        self.step.learn_plan()
+        if compiled:
+            import torch._inductor.config as inductor
+
+            inductor.fallback_random = True  # what a method draws inside is drawn by torch's own kernels
+            self.step.forward = torch.compile(self.step.forward, dynamic=False)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), running(precision, self.step.device):
+            for _ in range(_WARM_UP):
+                self.step.counter.zero_()
+                optimiser.zero_grad(set_to_none=True)
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        optimiser.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with running(precision, self.step.device), torch.cuda.graph(graph):
+            self.step()
+        with torch.no_grad():
+            for name, value in method.state_dict().items():
+                value.copy_(before[name])
+            for state in optimiser.state.values():
+                for value in state.values():
+                    value.zero_()
+        self.step.release()
+        if context is not None:
+            context.step = drawn
+        return graph
+
+    def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
+        """Replay the graph for every full minibatch, then make the last step."""
+        del check  # the sums are checked after the epoch
+        rest = self.step.load_epoch(number)
+        self.step.sums.zero_()
+        for _ in range(self.step.steps):
+            self.graph.replay()
+        on_step(self.step.steps)
+        sums = self.step.sums.clone()
+        if rest is not None:
+            terms = self.eager.step(*self.batches.rows(rest))
+            self.eager.optimiser.step()
+            sums += torch.stack([term.detach() for term in terms]).double()
+            on_step(1)
+        return sums
+
+
+def make_engine(
+    method: Method,
+    batches: Batches,
+    optimiser: torch.optim.Optimizer,
+    *,
+    precision: str = "auto",
+    capture: bool | None = None,
+    compiled: bool | None = None,
+    epochs: int = 1,
+) -> Engine:
+    """Return the fastest engine that this method, data and device allow, and say in the log which and why."""
+    chosen = resolve(precision, method.net)
+    why = "" if capture is False else _cannot_capture(method, batches)
+    engine: Engine
+    if chosen == "bf16":
+        # Convolutions in bf16 want channels last; the numbers are the same.
+        for parameter in method.net.parameters():
+            if parameter.ndim == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    on_cuda = method.like.device.type == "cuda"
+    if capture is False or why or not on_cuda or not isinstance(batches, ResidentBatches):
+        engine = EagerEngine(method, batches, optimiser, chosen, why)
+    else:
+        steps = epochs * (batches.num_data // batches.batch_size)
+        try:
+            engine = CapturedEngine(
+                method,
+                batches,
+                optimiser,
+                chosen,
+                compiled=steps >= _WORTH_COMPILING if compiled is None else compiled,
+            )
+        except Exception as error:  # a module may do anything in its forward; eager can run it
+            if capture:
+                raise
+            reason = f"capture failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            engine = EagerEngine(method, batches, optimiser, chosen, reason[:200])
+    log.info("%s trains %s", method.label, engine.description)
+    return engine
+
+
+def _cannot_capture(method: Method, batches: Batches) -> str:
+    """Return why a step cannot be captured, or nothing."""
+    if method.like.device.type != "cuda":
+        return ""  # nothing to explain: there are no graphs elsewhere
+    if not isinstance(batches, ResidentBatches):
+        return "the data are streamed"
+    if method.uses_context and (method.context is None or method.context.images is None):
+        return "context='train' takes its points from each minibatch"
+    return ""
+
+
+def make_optimiser(method: Method, **settings: Any) -> torch.optim.Adam:
+    """Return Adam over everything that is trained, fused, its state on the device so that it can be captured."""
+    device = method.like.device.type
+    trained = [p for p in method.parameters() if p.requires_grad]
+    return torch.optim.Adam(trained, fused=device in ("cpu", "cuda"), capturable=device == "cuda", **settings)

@@ -1,0 +1,154 @@
+"""One training step on fixed buffers: nothing in it asks the host for a value or changes a shape.
+
+The data lie on the device in their own type; an epoch's order and context points are written into buffers
+before it starts, its Gram matrices are factored in batched calls, and a counter on the device picks the
+minibatch. So the same step can be run eagerly, compiled, or captured as one CUDA graph that the host only
+replays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stfseb.function_prior import FunctionPrior
+from stfseb.inputs import scaled
+from stfseb.methods.context import Draw
+from stfseb.networks.dropout import random_words
+from stfseb.training.precision import running
+
+if TYPE_CHECKING:
+    from stfseb.methods.base import Method, Terms
+    from stfseb.networks.dropout import Lanes
+    from stfseb.training.batches import ResidentBatches
+
+_FACTOR_BYTES = 256 * 2**20  # of Gram matrices factored at once
+
+
+class StaticStep:
+    """A method's training step over resident data, every full minibatch of an epoch in turn."""
+
+    def __init__(
+        self, method: Method, batches: ResidentBatches, optimiser: torch.optim.Optimizer, precision: str
+    ) -> None:
+        self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
+        self.device = method.like.device
+        self.steps = batches.num_data // batches.batch_size
+        size = batches.batch_size
+        self.order = torch.zeros(self.steps, size, dtype=torch.int64, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.share = size / batches.num_data
+        self.forward = self._terms  # an engine may put a compiled one here
+        self.plan: list[Lanes] = []
+        self.context = method.context if method.uses_context else None
+        if self.context is not None:
+            assert self.context.images is not None
+            self.images = self.context.images.to(self.device)
+            self.points = torch.zeros(self.steps, self.context.num_context, dtype=torch.int64, device=self.device)
+            self.features: Tensor | None = None
+            self.factors: Tensor | None = None
+            self.whiteners: Tensor | None = None
+            if method.prior_ratio() is not None:
+                self.features = self.context.features(method.like)
+
+    # Before an epoch ---------------------------------------------------------------------------------
+
+    def load_epoch(self, number: int) -> Tensor | None:
+        """Write the order, the context points and their factors of one epoch; return the ragged last rows."""
+        order = self.batches.order(number)
+        full = self.steps * self.batches.batch_size
+        self.order.copy_(order[:full].view_as(self.order))
+        self.counter.zero_()
+        if self.context is not None:
+            assert self.context.stream is not None
+            step = self.context.step
+            points = [self.context.stream.indices(step + i) for i in range(self.steps)]
+            self.points.copy_(torch.stack(points))
+            self.context.step += self.steps
+            self._factor()
+        return order[full:] if full < len(order) else None
+
+    def _factor(self) -> None:
+        """Factor the epoch's Gram matrices in as few calls as memory allows."""
+        ratio = self.method.prior_ratio()
+        if self.features is None or ratio is None:
+            return
+        count, width = self.points.shape[1], self.features.shape[1]
+        chunk = max(1, _FACTOR_BYTES // (8 * count * max(count, width)))
+        done = 0
+        for points in self.points.split(chunk):
+            factor = FunctionPrior.factorise(self.features[points], *ratio)
+            if self.factors is None:
+                self.factors = torch.zeros(self.steps, *factor.shape[1:], dtype=factor.dtype, device=self.device)
+                if factor.shape[-1] == count:  # else the ridge form, which needs the features
+                    self.whiteners = torch.zeros_like(self.factors)
+            self.factors[done : done + len(points)] = factor
+            if self.whiteners is not None:
+                self.whiteners[done : done + len(points)] = FunctionPrior.whiten(factor)
+            done += len(points)
+
+    # The step ----------------------------------------------------------------------------------------
+
+    def __call__(self) -> None:
+        """Make one step with the minibatch that the counter points at, and move the counter on."""
+        x, y, draw = self._inputs()
+        lanes = self._lanes()
+        terms = self.forward(x, y, draw, lanes)
+        loss = torch.stack([*terms]).sum() / self.batches.batch_size
+        loss.backward()
+        self.optimiser.step()
+        self.sums += torch.stack([term.detach() for term in terms]).double()
+        self.counter += 1
+
+    def _inputs(self) -> tuple[Tensor, Tensor, Draw | None]:
+        rows = self.order.index_select(0, self.counter)[0]
+        like = self.method.like
+        x = self.batches.x.index_select(0, rows)
+        x = scaled(x if self.batches.augment is None else self.batches.augment(x), like)
+        y = self.batches.y.index_select(0, rows)
+        if self.context is None:
+            return x, y, None
+        points = self.points.index_select(0, self.counter)[0]
+        images = scaled(self.images.index_select(0, points), like)
+        if self.features is None or self.factors is None:
+            return x, y, Draw(images, images.new_zeros(0))
+        features = self.features.index_select(0, points)
+        factor = self.factors.index_select(0, self.counter)[0]
+        whitener = None if self.whiteners is None else self.whiteners.index_select(0, self.counter)[0]
+        return x, y, Draw(images, features, None, factor, whitener)
+
+    def _lanes(self) -> list[Tensor]:
+        """Draw the random bits of all masks in one call, outside of what may be compiled.
+
+        Inductor may give neighbouring channels the same mask, and another in the backward pass (pytorch issue
+        198333); bits that come in as inputs cannot differ between the two.
+        """
+        if not self.plan:
+            return []
+        words = random_words(sum(lanes.words for lanes in self.plan), self.device)
+        parts = words.split([lanes.words for lanes in self.plan])
+        return [lanes.cut(part) for lanes, part in zip(self.plan, parts, strict=True)]
+
+    def _terms(self, x: Tensor, y: Tensor, draw: Draw | None, lanes: list[Tensor]) -> Terms:
+        folded = getattr(self.method, "folded", None)
+        if folded is not None:
+            folded.lanes = lanes or None
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+            return self.method.terms(x, y, draw, self.share, 1.0)
+
+    def learn_plan(self) -> None:
+        """Find which masks a step needs, by one forward pass whose result is thrown away."""
+        folded = getattr(self.method, "folded", None)
+        with torch.no_grad(), running(self.precision, self.device):
+            x, y, draw = self._inputs()
+            self._terms(x, y, draw, [])
+        self.plan = [] if folded is None else list(folded.plan)
+
+    def release(self) -> None:
+        """Let the method draw its own masks again."""
+        folded = getattr(self.method, "folded", None)
+        if folded is not None:
+            folded.lanes = None
