@@ -144,8 +144,9 @@ class Context(nn.Module):
         self.step = 0
         self._drawn_at: int | None = None
         self._extractor: Features | None = None
-        self._frozen = _frozen(net, extractor, self.seed)
-        self._callable = None if isinstance(extractor, str) else extractor
+        # In tuples, so that extractors are no submodules: nothing of theirs is trained or saved.
+        self._frozen = (_frozen(net, extractor, self.seed),)
+        self._callable = (None if isinstance(extractor, str) else _detached(extractor, net),)
         self.images_only = extractor is None
         self.register_buffer("images", None if isinstance(checked, str) else checked, persistent=False)
         self.register_buffer("cached", None, persistent=False)
@@ -203,24 +204,32 @@ class Context(nn.Module):
 
     def _make_extractor(self, example: Tensor) -> Features:
         if self._extractor is None:
-            if self._callable is not None:
-                self._extractor = Features(self._callable, None)
+            if self._callable[0] is not None:
+                self._extractor = Features(self._callable[0], None)
             else:
-                assert self._frozen is not None
+                assert self._frozen[0] is not None
                 try:
-                    self._extractor = Features.from_network(self._frozen, example, self.layer)
+                    self._extractor = Features.from_network(self._frozen[0], example, self.layer)
                 except RuntimeError as error:
                     raise StfsebError(
                         f"context images of shape {tuple(example.shape[1:])} do not fit the network "
                         f"({str(error).splitlines()[0]}): give images of the training images' shape"
                     ) from error
-                self._frozen = None
+                self._frozen = (None,)
         return self._extractor.to(example)
 
     def _normalised(self, features: Tensor) -> Tensor:
         if not self.normalise:
             return features
         return features / features.square().sum(1).mean().sqrt().clamp_min(torch.finfo(features.dtype).tiny)
+
+
+def _detached(extractor: Callable[[Tensor], Tensor] | None, net: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return a copy of an extractor that shares parameters with the network: training must not change h."""
+    if not isinstance(extractor, nn.Module):
+        return extractor
+    trained = {id(p) for p in net.parameters()}
+    return copy.deepcopy(extractor) if any(id(p) in trained for p in extractor.parameters()) else extractor
 
 
 def _frozen(net: nn.Module, extractor: str | Callable[[Tensor], Tensor] | None, seed: int) -> nn.Module | None:

@@ -25,7 +25,7 @@ from stfseb.distributions import PARAMETRISATIONS, Parametrisation
 from stfseb.errors import StfsebError, unknown
 from stfseb.methods.base import Settings, Terms, check_count, check_positive, evaluating
 from stfseb.methods.context import Context, Draw
-from stfseb.methods.function_term import check_functional_scale, function_weight
+from stfseb.methods.function_term import PriorMean, check_functional_scale, function_weight, name_of
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
@@ -63,6 +63,9 @@ class STFSEBSettings(Settings):
         extractor: where h comes from: "init" (a copy of the network at construction), "independent" (a
             copy initialised anew) or a callable, shown here by name.
         features: the layer whose output h is (None: the input of the last Linear).
+        prior_mean: m, what the outputs are pulled towards: f - m has the prior. None or 0 is the paper's, even
+            odds for every class; in regression zero must mean the targets' mean, so standardise them or give it
+            here. A number, or a callable from context images to values (N_c, L) or (L,), shown here by name.
     """
 
     dof: float = 5.0
@@ -80,6 +83,7 @@ class STFSEBSettings(Settings):
     normalise_features: bool = False
     extractor: str = "init"
     features: str | None = None
+    prior_mean: float | str | None = None
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma, tau1=self.tau1, tau2=self.tau2)
@@ -126,6 +130,8 @@ class STFSEB(DropoutMethod):
         samples: Monte Carlo samples.
         extractor: "init", "independent", or a callable from images to features (a pretrained backbone).
         features: name of the layer whose output is h; by default the input of the last Linear.
+        prior_mean: what the outputs are pulled towards at context points, zero by default: a number, or a
+            callable from context images to values.
         likelihood: what the outputs mean; categorical by default.
         switches: the rare settings; see `STFSEBSettings`.
     """
@@ -148,18 +154,28 @@ class STFSEB(DropoutMethod):
         *,
         extractor: str | Callable[[Tensor], Tensor] = "init",
         features: str | None = None,
+        prior_mean: float | Callable[[Tensor], Tensor] | None = None,
         likelihood: Likelihood | None = None,
         **switches: Any,
     ) -> None:
-        named = extractor if isinstance(extractor, str) else getattr(extractor, "__name__", type(extractor).__name__)
         known = STFSEBSettings.names()
         for switch in switches:
             if switch not in known:
                 raise unknown("setting", switch, known)
         settings = STFSEBSettings(
-            dof, sigma, tau1, tau2, num_context, samples, extractor=named, features=features, **switches
+            dof,
+            sigma,
+            tau1,
+            tau2,
+            num_context,
+            samples,
+            extractor=extractor if isinstance(extractor, str) else name_of(extractor),
+            features=features,
+            prior_mean=name_of(prior_mean) if callable(prior_mean) else prior_mean,
+            **switches,
         )
         super().__init__(net, settings, likelihood)
+        self.centred = PriorMean(prior_mean)
         self.weight_prior = WeightPrior(settings.nu_weights, sigma)
         if context is not None or settings.functional_scale != 0:
             self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
@@ -180,7 +196,7 @@ class STFSEB(DropoutMethod):
         if draw is not None:
             data_logits, context_logits, rates = self._forward(x, draw)
             kappa = function_weight(settings.functional_scale, share, part)
-            function = self.function_prior(draw).penalty(context_logits).mean(0) * kappa
+            function = self.function_prior(draw).penalty(self.centred(context_logits, draw.images)).mean(0) * kappa
         else:
             data_logits, rates = self.folded(x, settings.samples, [Block(len(x), shared=False)])
             function = data_logits.new_zeros(())
