@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 LINEARISATIONS = ("full", "last_layer", "subset")
 PREDICTIONS = ("network", "linearised")
-_CLASSES_BUDGET = 512 * 2**20  # bytes: as many classes at once as this holds, at least one
+_CLASSES_BUDGET = 2**30  # bytes: as many classes at once as this holds, at least one
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ class GFSVI(MeanFieldMethod):
             everything, factor = everything[order[:wanted]], len(everything) / wanted
         together = len(everything)
         if not linearised.last_layer:
-            need = linearised.bytes_needed(len(draw.images), self.like.element_size())
-            together = max(1, min(together, _CLASSES_BUDGET // need))
+            once, each = linearised.bytes_needed(len(draw.images), self.like.element_size())
+            together = max(1, min(together, (_CLASSES_BUDGET - once) // each))
 
         def part(classes: Tensor, create_graph: bool) -> Tensor:
             mean, covariance = linearised.law(draw.images, self.scales(), classes, create_graph=create_graph)
@@ -239,7 +239,7 @@ class GFSVI(MeanFieldMethod):
     def _linearised(self, x: Tensor) -> Linearisation:
         if self._linearisation is None:
             made = Linearisation(self.net, x[:1], last_layer=self.settings.linearise == "last_layer")
-            need = made.bytes_needed(len(x), self.like.element_size())
+            need = sum(made.bytes_needed(len(x), self.like.element_size()))
             free = available_bytes(x.device)
             if free is not None and need > free:
                 raise StfsebError(

@@ -15,8 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from stfseb.methods.layer_calls import LINEAR, LayerCall
+
+_BLOCK_BYTES = 32 * 2**20
 
 
 def is_supported(call: LayerCall) -> bool:
@@ -36,11 +39,8 @@ def layer_covariance(call: LayerCall, a: Tensor, g: Tensor, weight_scale: Tensor
     """Return one layer's share of the covariances, (n, N, N), from inputs (N, ...) and gradients (n, N, ...)."""
     rows = len(a)
     if by_pairs(call):
-        first, second = torch.triu_indices(rows, rows, device=a.device)
-        products = pair_products(a, weight_scale, bias_scale)
         doubled = g.double()
-        parts = (doubled[:, first] * doubled[:, second] * products).sum(-1)
-        return parts[:, pair_index(rows, a.device)]
+        return torch.einsum("lio,ljo,ijo->lij", doubled, doubled, pair_products(a, weight_scale, bias_scale))
     patches, groups = _patches(call, a)
     count, channels = len(g), g.shape[-1] if call.kind == LINEAR else g.shape[2]
     spread = g.reshape(count, rows, -1, channels).mT if call.kind == LINEAR else g.flatten(3)
@@ -79,29 +79,47 @@ def _pair(value: Any, flat: bool, lead: int) -> tuple[int, int]:
 
 
 def pair_products(a: Tensor, weight_scale: Tensor, bias_scale: Tensor | None) -> Tensor:
-    """Return sum_k s_ok^2 a_ik a_jk (+ the bias's s_o^2) for the pairs i <= j, (pairs, O), in float64."""
-    first, second = torch.triu_indices(len(a), len(a), device=a.device)
-    doubled = a.double()
-    products = (doubled[first] * doubled[second]) @ weight_scale.double().square().mT
+    """Return sum_k s_ok^2 a_ik a_jk (+ the bias's s_o^2) for all pairs of rows, (N, N, O), in float64."""
+    products: Tensor = _PairProducts.apply(a.double(), weight_scale.double().square())  # type: ignore[no-untyped-call]
     return products if bias_scale is None else products + bias_scale.double().square()
 
 
-def pair_index(rows: int, device: torch.device) -> Tensor:
-    """Return (N, N) positions in the list of pairs i <= j: spreads a triangle into a symmetric matrix."""
-    first, second = torch.triu_indices(rows, rows, device=device)
-    index = torch.zeros(rows, rows, dtype=torch.int64, device=device)
-    order = torch.arange(len(first), device=device)
-    index[first, second] = order
-    index[second, first] = order
-    return index
+class _PairProducts(torch.autograd.Function):
+    """T_ijo = sum_k V_ok a_ik a_jk in blocks of rows: the products a_ik a_jk are made again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, variance: Tensor) -> Tensor:
+        """Return (N, N, O) from rows (N, K) and variances (O, K)."""
+        ctx.save_for_backward(a, variance)
+        return torch.cat([(block[:, None] * a) @ variance.mT for block in a.split(_block(a))])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients with respect to both."""
+        a, variance = ctx.saved_tensors
+        by_variance = torch.zeros_like(variance)
+        rows = []
+        # T is symmetric in its rows: with the symmetric part of `outer`, each row's gradient counts twice.
+        symmetric = (outer + outer.transpose(0, 1)) / 2
+        for block, part in zip(a.split(_block(a)), symmetric.split(_block(a)), strict=True):
+            products = (block[:, None] * a).flatten(0, 1)
+            by_variance += part.flatten(0, 1).mT @ products
+            rows.append(2 * torch.einsum("bjk,jk->bk", part @ variance, a))
+        return torch.cat(rows), by_variance
 
 
-def layer_bytes(call: LayerCall, rows: int, itemsize: int, *, only: bool) -> int:
-    """Estimate the bytes that one class takes at its peak in this layer; `only`: no other layer is linearised."""
+def _block(a: Tensor) -> int:
+    return int(max(1, _BLOCK_BYTES // (a.numel() * a.element_size())))
+
+
+def layer_bytes(call: LayerCall, rows: int, itemsize: int, *, only: bool) -> tuple[int, int]:
+    """Estimate the bytes this layer takes once and for each class; `only`: no other layer is linearised."""
     width = call.weight_shape[0]
-    activations = 0 if only else rows * math.prod(call.output_shape) * itemsize * 8
+    activations = 0 if only else rows * math.prod(call.output_shape) * itemsize * 4
     if by_pairs(call):
-        return activations + rows * (rows + 1) // 2 * (call.weight_shape[1] + 2 * width) * 16
+        block = min(_BLOCK_BYTES, rows * rows * call.weight_shape[1] * 8)
+        return 4 * (block + rows * rows * width * 8), activations + 3 * rows * rows * width * 8
     weights = math.prod(call.weight_shape)
     patches = weights // width * math.prod(call.output_shape) // width * 2
-    return activations + rows * (patches * itemsize + weights * (3 * itemsize + 16))
+    return rows * patches * itemsize, activations + rows * weights * (3 * itemsize + 16)

@@ -21,14 +21,7 @@ from torch.overrides import TorchFunctionMode
 from stfseb.errors import StfsebError
 from stfseb.methods.base import evaluating
 from stfseb.methods.layer_calls import LayerCall, call_parts, kind_of, single_use_calls
-from stfseb.methods.layer_products import (
-    by_pairs,
-    is_supported,
-    layer_bytes,
-    layer_covariance,
-    pair_index,
-    pair_products,
-)
+from stfseb.methods.layer_products import by_pairs, is_supported, layer_bytes, layer_covariance, pair_products
 from stfseb.networks.dropout import NoDropout
 
 if TYPE_CHECKING:
@@ -67,8 +60,7 @@ class Linearisation:
             out, seen = self._run(x)
             (call,) = self.calls.values()
             products = pair_products(seen[call.weight][0], scales[call.weight], _optional(scales, call.bias))
-            mean, parts = out.T[classes], products[:, classes].T
-            return mean.double(), parts[:, pair_index(rows, x.device)]
+            return out.T[classes].double(), products.permute(2, 0, 1)[classes]
         out, seen = self._run(x.repeat(count, *(1,) * (x.ndim - 1)))
         chosen = out.view(count, rows, -1).gather(2, classes.view(-1, 1, 1).expand(-1, rows, 1)).squeeze(2)
         names = list(seen)
@@ -86,11 +78,12 @@ class Linearisation:
             covariance = covariance + self._general(x, scales, classes)
         return chosen.double(), covariance
 
-    def bytes_needed(self, rows: int, itemsize: int) -> int:
-        """Estimate the memory that one class's covariance takes at its peak, gradients included."""
-        total = sum(layer_bytes(call, rows, itemsize, only=self.last_layer) for call in self.calls.values())
+    def bytes_needed(self, rows: int, itemsize: int) -> tuple[int, int]:
+        """Estimate the memory of a covariance at its peak, gradients included: once, and for each class."""
+        layers = [layer_bytes(call, rows, itemsize, only=self.last_layer) for call in self.calls.values()]
         general = sum(p.numel() for name, p in self.net.named_parameters() if name in self.rest)
-        return total + rows * general * (3 * itemsize + 16)
+        each = sum(share for _, share in layers) + rows * general * (3 * itemsize + 16)
+        return sum(once for once, _ in layers), each
 
     def _run(self, x: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
         """Return the outputs, and by weight the input and output of each call that is followed."""
