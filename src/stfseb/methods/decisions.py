@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from stfseb.methods.base import Method
 
-HELD_OUT, UNFAMILIAR, ABSTAIN = "held_out", "unfamiliar", "abstain"
+HELD_OUT, UNFAMILIAR, ABSTAIN, CONFORMAL = "held_out", "unfamiliar", "abstain", "conformal"
 _KEPT = 512
 
 
@@ -56,7 +56,7 @@ def held_out_scores(
         if y is not None and isinstance(method.likelihood, Classification):
             wrong = method.likelihood.predict(outputs).argmax(-1) != y.to(outputs.device)
             errors.append(wrong.cpu().numpy())
-    values = np.concatenate(scores)
+    values = np.nan_to_num(np.concatenate(scores))  # a network of one class is never uncertain: -inf
     order = np.argsort(values, kind="stable")
     ranks = np.unique(np.linspace(1, len(values), min(_KEPT, len(values))).round().astype(int))
     found: dict[str, Any] = {

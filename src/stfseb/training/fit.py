@@ -19,7 +19,9 @@ from stfseb.errors import StfsebError
 from stfseb.inputs import check_pixels
 from stfseb.likelihoods import Categorical
 from stfseb.methods.base import Method, Terms, check_count, check_positive
+from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.context import generator
+from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
 from stfseb.training.batches import Augment, Batches, ResidentBatches, make_batches, split_off
 from stfseb.training.engine import Engine, make_engine, make_optimiser
 from stfseb.training.precision import resolve, running
@@ -156,6 +158,11 @@ def fit(
                 result.stopped = "epochs"
         method.load_state_dict(best)
     method.eval()
+    for stale in (PROBABILITIES, ABSTAIN, UNFAMILIAR, CONFORMAL):
+        method.calibration.pop(stale, None)
+    method.calibration[HELD_OUT] = held_out_scores(
+        method, _validation_batches(held_out), validation_samples or method.samples
+    )
     result.seconds = time.perf_counter() - started
     result.collapsed = _collapsed(method, batches, result)
     return result
