@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stfseb.methods.st_fs_eb import STFSEB as STFSEB
     from stfseb.networks.cnn import DeepCNN as DeepCNN
     from stfseb.networks.cnn import SmallCNN as SmallCNN
+    from stfseb.networks.mlp import MLP as MLP
     from stfseb.processes import StudentTProcess as StudentTProcess
     from stfseb.training.fit import FitResult as FitResult
     from stfseb.training.fit import fit as fit
@@ -37,6 +38,7 @@ _WHERE = {
     "WeightPrior": "weight_prior",
     "SmallCNN": "networks.cnn",
     "DeepCNN": "networks.cnn",
+    "MLP": "networks.mlp",
     "Method": "methods.base",
     "Terms": "methods.base",
     "STFSEB": "methods.st_fs_eb",

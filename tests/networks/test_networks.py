@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from stfseb import DeepCNN, SmallCNN, StfsebError
-from stfseb.networks.cnn import build
 from stfseb.networks.features import Features, last_linear, reinitialised
+from stfseb.networks.registry import build
 
 
 def count(net):

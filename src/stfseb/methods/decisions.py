@@ -45,6 +45,7 @@ class Decisions(NamedTuple):
     """Whether it is above that of `ood_threshold`, (N,)."""
 
 
+@torch.no_grad()
 def held_out_scores(
     method: Method, batches: Iterable[tuple[Tensor, Tensor | None]], samples: int, seed: int = 0
 ) -> dict[str, Any]:

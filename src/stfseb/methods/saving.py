@@ -19,7 +19,7 @@ from stfseb.errors import StfsebError
 from stfseb.files import read_json, replacing, write_json
 from stfseb.likelihoods import from_spec
 from stfseb.methods.registry import method_class
-from stfseb.networks.cnn import build
+from stfseb.networks.registry import build
 
 if TYPE_CHECKING:
     from torch import nn

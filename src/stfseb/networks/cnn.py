@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from stfseb.errors import StfsebError, unknown
+from stfseb.errors import StfsebError
 
 
 class _BlockCNN(nn.Sequential):
@@ -96,14 +96,3 @@ class DeepCNN(_BlockCNN):
         hidden: int = 128,
     ) -> None:
         super().__init__(in_channels, classes, dropout, image_size, hidden)
-
-
-BUILT_IN: dict[str, type[_BlockCNN]] = {"SmallCNN": SmallCNN, "DeepCNN": DeepCNN}
-
-
-def build(spec: dict[str, Any]) -> nn.Module:
-    """Rebuild a built-in network from the JSON that `save` wrote."""
-    name = str(spec.get("network"))
-    if name not in BUILT_IN:
-        raise unknown("network", name, BUILT_IN)
-    return BUILT_IN[name](**spec["arguments"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from stfseb.likelihoods import Categorical
+from stfseb.likelihoods import Classification
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,17 +25,17 @@ class Score(NamedTuple):
     accuracy: float
 
 
+@torch.no_grad()
 def validation_score(method: Method, batches: Iterable[tuple[Tensor, Tensor]], samples: int) -> Score:
     """Return the mean of -log( (1/S) sum_s p(y | f_s(x)) ) and the accuracy of the averaged probabilities."""
     total = torch.zeros((), dtype=torch.float64)
     right = torch.zeros((), dtype=torch.float64)
     rows = 0
-    classifies = isinstance(method.likelihood, Categorical)
+    classifies = isinstance(method.likelihood, Classification)
     for x, y in batches:
         y = y.to(method.like.device)
         outputs = method.sample_logits(x, samples, seed=_SEED)
-        log_prob = method.likelihood.log_prob(outputs, y).double()
-        total += (math.log(len(outputs)) - log_prob.logsumexp(0)).sum().cpu()
+        total -= method.likelihood.log_predictive(outputs, y).sum().cpu()
         if classifies:
             right += (method.likelihood.predict(outputs).argmax(-1) == y).sum().cpu()
         rows += len(x)
