@@ -212,7 +212,14 @@ class GFSVI(MeanFieldMethod):
         return self.settings.functional_scale != 0 and self.settings.kl_scale != 0
 
     def divergence(self, draw: Draw) -> Tensor:
-        """Return sum_l D_l at the context points of a draw, with its gradient already attached."""
+        """Return sum_l D_l at the context points of a draw, with its gradient already attached.
+
+        In the network's own precision also under autocast: log det sees what rounding does to J.
+        """
+        with torch.autocast(draw.images.device.type, enabled=False):
+            return self._divergence(draw)
+
+    def _divergence(self, draw: Draw) -> Tensor:
         linearised = self._linearised(draw.images)
         reference = GaussianDivergence(self.prior.covariance(draw.images), self.settings.gamma)
         everything = torch.arange(linearised.outputs, device=draw.images.device)

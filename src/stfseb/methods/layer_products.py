@@ -23,7 +23,7 @@ _BLOCK_BYTES = 32 * 2**20
 
 
 def is_supported(call: LayerCall) -> bool:
-    """Tell whether a layer's per-row gradients can be written as products (else vmap(grad) makes them)."""
+    """Tell whether a layer's per-row gradients can be written as products (else rows get copies of it)."""
     if call.kind == LINEAR:
         return len(call.input_shape) >= 2
     options = dict(call.options)

@@ -3,7 +3,7 @@
 f_L(x; w) = f(x; mu) + J(x) (w - mu) with w ~ N(mu, diag(s^2)) has, class by class, the mean f_l(x; mu) and the
 covariance J_l diag(s^2) J_l'. It is accumulated layer by layer, for a few classes at a time:
 what is used as the weight of a linear or convolution layer by `layer_products`, every other parameter by
-per-row gradients, vmap(grad).
+a copy of it for every row.
 
 Rows must not see one another (batch norm uses its running statistics). Gradients flow through mu and s.
 """
@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 from stfseb.errors import StfsebError
@@ -75,7 +74,7 @@ class Linearisation:
                 g = gradient.reshape(count, rows, *gradient.shape[1:])
                 covariance = covariance + layer_covariance(call, inputs, g, scales[name], _optional(scales, call.bias))
         if self.rest:
-            covariance = covariance + self._general(x, scales, classes)
+            covariance = covariance + self._general(x, scales, classes, create_graph=create_graph)
         return chosen.double(), covariance
 
     def bytes_needed(self, rows: int, itemsize: int) -> tuple[int, int]:
@@ -97,20 +96,32 @@ class Linearisation:
             return self._run(x)
         return out, watch.seen
 
-    def _general(self, x: Tensor, scales: Scales, classes: Tensor) -> Tensor:
-        parameters = {name: p for name, p in self.net.named_parameters() if name in self.rest}
+    def _general(self, x: Tensor, scales: Scales, classes: Tensor, *, create_graph: bool) -> Tensor:
+        """Return the share of all other parameters: every row and class has a copy of them to be differentiated by.
 
-        def one(values: dict[str, Tensor], row: Tensor, onehot: Tensor) -> Tensor:
+        Not vmap(grad): through native layer norm its result, differentiated once more, is wrong (torch 2.13).
+        """
+        count, rows = len(classes), len(x)
+        copies = {
+            name: p.expand(count * rows, *p.shape) for name, p in self.net.named_parameters() if name in self.rest
+        }
+
+        def one(values: dict[str, Tensor], row: Tensor) -> Tensor:
             with NoDropout():
                 out: Tensor = functional_call(self.net, values, (row.unsqueeze(0),))
-            return (out[0] * onehot).sum()
+            return out[0]
 
-        onehots = F.one_hot(classes, self.outputs).to(x.dtype)
-        per_row: Callable[..., Any] = vmap(vmap(grad(one), in_dims=(None, 0, None)), in_dims=(None, None, 0))
         with evaluating(self.net):
-            jacobian = per_row(parameters, x, onehots)
-        flat = torch.cat([(jacobian[name] * scales[name]).flatten(2) for name in self.rest], dim=2).double()
-        return flat @ flat.mT
+            out = vmap(one)(copies, x.repeat(count, *(1,) * (x.ndim - 1)))
+        chosen = out.gather(1, classes.repeat_interleave(rows).unsqueeze(1)).sum()
+        gradients = torch.autograd.grad(chosen, list(copies.values()), create_graph=create_graph, allow_unused=True)
+        parts = [
+            (gradient * scales[name]).reshape(count, rows, -1)
+            for name, gradient in zip(copies, gradients, strict=True)
+            if gradient is not None
+        ]
+        flat = torch.cat(parts, dim=2).double() if parts else torch.zeros(count, rows, 1, dtype=torch.float64)
+        return flat.to(x.device) @ flat.to(x.device).mT
 
 
 class _Watch(TorchFunctionMode):

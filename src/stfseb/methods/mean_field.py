@@ -26,7 +26,7 @@ from stfseb.methods.base import Method, Settings, check_count, check_positive, e
 from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.perturbed import FLIPOUT, LOCAL, PerturbedLayers, covered
 from stfseb.networks.dropout import NoDropout
-from stfseb.networks.folding import deterministic, has_batch_statistics
+from stfseb.networks.folding import deterministic, has_batch_statistics, single
 
 if TYPE_CHECKING:
     from stfseb.likelihoods import Likelihood
@@ -150,7 +150,7 @@ class MeanFieldMethod(Method):
     def _call(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         with NoDropout():
             out: Tensor = functional_call(self.net, parameters, (x,))
-        return out
+        return single(out)
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         means = self.means()

@@ -14,6 +14,11 @@ _WHERE = {
     "stfseb": ("st_fs_eb", "STFSEB"),
     "mcdropout": ("mc_dropout", "MCDropout"),
     "map": ("map", "MAP"),
+    "mfvi": ("mfvi", "MFVI"),
+    "fseb": ("fs_eb", "FSEB"),
+    "gfsvi": ("gfsvi", "GFSVI"),
+    "ensemble": ("ensemble", "Ensemble"),
+    "outlierexposure": ("outlier_exposure", "OutlierExposure"),
 }
 KEYS = tuple(_WHERE)
 
