@@ -14,7 +14,11 @@ from stfseb.errors import StfsebError
 
 if TYPE_CHECKING:
     from stfseb.distributions import MultivariateStudentT as MultivariateStudentT
+    from stfseb.evaluation.calibration import calibrate as calibrate
+    from stfseb.evaluation.conformal import fit_sets as fit_sets
+    from stfseb.evaluation.conformal import prediction_sets as prediction_sets
     from stfseb.evaluation.evaluate import evaluate as evaluate
+    from stfseb.evaluation.selective import selective as selective
     from stfseb.function_prior import FunctionPrior as FunctionPrior
     from stfseb.methods.base import Method as Method
     from stfseb.methods.base import Terms as Terms
@@ -47,6 +51,10 @@ _WHERE = {
     "fit": "training.fit",
     "FitResult": "training.fit",
     "evaluate": "evaluation.evaluate",
+    "calibrate": "evaluation.calibration",
+    "fit_sets": "evaluation.conformal",
+    "prediction_sets": "evaluation.conformal",
+    "selective": "evaluation.selective",
     "save": "methods.saving",
     "load": "methods.saving",
 }

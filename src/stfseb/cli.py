@@ -157,19 +157,23 @@ def evaluate(
 def predict(
     model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
     inputs: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, or an .npy/.npz array of images.")],
+    coverage: Annotated[
+        float | None, typer.Option(help="Answer this fraction of familiar images; by default the model's own rule.")
+    ] = None,
     samples: Samples = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say for each image its class, the probability, and whether it looks unfamiliar."""
+    """Say for each image its class and the probability, or why the model would rather not say."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from stfseb.experiments.predict import predict_files
     from stfseb.methods.saving import load
 
     method = load(model).to(_device(device))
-    rows = predict_files(method, inputs, samples=samples)
+    rows = predict_files(method, inputs, samples=samples, coverage=coverage)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -177,13 +181,42 @@ def predict(
     table.add_column("image", overflow="fold")
     table.add_column("class")
     table.add_column("probability", justify="right")
-    table.add_column("looks", overflow="fold")
+    sets = "plausible" in rows[0]
+    if sets:
+        table.add_column("plausible", overflow="fold")
+    table.add_column("abstains because it", overflow="fold")
     for row in rows:
-        looks = "[bold yellow]unfamiliar[/]" if row["unfamiliar"] else "familiar"
-        table.add_row(row["image"], row["class"], f"{100 * row['probability']:.1f} %", looks)
+        cells = [row["image"], row["class"], f"{100 * row['probability']:.1f} %"]
+        cells += [", ".join(row["plausible"]) or "none"] if sets else []
+        table.add_row(*cells, f"[bold yellow]{escape(row['why'])}[/]" if row["abstains"] else "")
     console = Console()
     console.print(table)
     console.print(rows[0]["rule"], style="dim", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def calibrate(
+    model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote; it is changed.")],
+    images: Annotated[
+        str, typer.Argument(help="Labelled images training has not seen: a folder per class, an .npz, or a set's name.")
+    ],
+    coverage: Annotated[float, typer.Option(help="How often the set of plausible classes holds the true one.")] = 0.95,
+    answer: Annotated[
+        float, typer.Option(help="The fraction of familiar images to answer; abstain from others.")
+    ] = 0.9,
+    false_alarms: Annotated[float, typer.Option(help="The fraction of familiar images called unfamiliar.")] = 0.05,
+    probabilities: Annotated[
+        str | None, typer.Option(help="Also calibrate the probabilities: temperature or isotonic.")
+    ] = None,
+) -> None:
+    """Set up when a model abstains, and its sets of plausible classes, on labelled images of your own."""
+    from stfseb.experiments.calibrate import calibrate_model
+    from stfseb.experiments.predict import rules_in_words
+
+    method, count = calibrate_model(
+        model, images, coverage=coverage, answer=answer, false_alarms=false_alarms, probabilities=probabilities
+    )
+    print(f"Calibrated on {count} images. {rules_in_words(method)}")
 
 
 @app.command()

@@ -13,7 +13,11 @@ from stfseb.errors import StfsebError
 from stfseb.evaluation import metrics
 from stfseb.evaluation import ood as unfamiliarity
 from stfseb.evaluation.inputs import Split, chunks
+from stfseb.evaluation.other_targets import evaluate_targets
 from stfseb.evaluation.summary import Predictions, summarise
+from stfseb.likelihoods import Categorical, Classification
+from stfseb.methods.base import Method
+from stfseb.methods.calibrated import PROBABILITIES, mapped, tempered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +59,10 @@ def evaluate(
     use the maximum softmax probability, `auroc/NAME/entropy` and `auroc/NAME/mutual_information` (and so on)
     the other scores; unfamiliar images are the positives. `test` is (images, labels), an ImageSet, a Dataset
     or a DataLoader; the values of `ood` may also be images alone.
+
+    Where `stfseb.calibrate` fitted a temperature, all numbers are of the tempered probabilities. Isotonic maps
+    count for `acc`, `nll`, `ece` and `brier` alone: their steps would tie what the scores must rank.
+    Regression and multi-label methods have metrics of their own: see `stfseb.evaluation.other_targets`.
     """
     return assess(
         method, test, ood, samples=samples, seed=seed, bins=bins, batch_size=batch_size, summary=False
@@ -79,6 +87,9 @@ def assess(
     sets = dict(ood or {})
     _check_names(sets)
     size = batch_size or _batch_size(method)
+    if isinstance(method, Method) and not isinstance(method.likelihood, Classification):
+        found = evaluate_targets(method, test, sets, samples=samples, seed=seed, batch_size=size)
+        return Evaluation(metrics=found, summary={})
     familiar, labels = _predict(method, test, "test", size, samples, seed, labels=True)
     unfamiliar = {}
     for name, images in sets.items():
@@ -122,6 +133,8 @@ def _predict(
     shape: tuple[int, ...] = (),
 ) -> tuple[Predictions, NDArray[np.int64]]:
     classes = getattr(method, "classes", None)
+    likelihood = getattr(method, "likelihood", None) or Categorical()
+    calibration = getattr(method, "calibration", {})
     log_probs, targets = [], []
     scores: dict[str, list[metrics.Array]] = {score: [] for score in unfamiliarity.SCORES}
     drawn = 0
@@ -130,19 +143,20 @@ def _predict(
             raise StfsebError(f"{name}: image shape {tuple(x.shape[1:])}, but the test images are {shape}")
         shape = tuple(x.shape[1:])
         logits = method.sample_logits(x, samples, seed=seed)
-        if logits.ndim != 3 or logits.shape[1] != len(x) or logits.shape[2] < 2:
+        if not bool(torch.isfinite(logits).all()):
+            raise StfsebError(f"{name}: the network's outputs are not finite; check its training")
+        # To the CPU before float64, which some devices do not have.
+        values = likelihood.class_log_probs(tempered(calibration, logits.detach().cpu().double()))
+        if values.ndim != 3 or values.shape[1] != len(x) or values.shape[2] < 2:
             raise StfsebError(
                 f"{name}: sample_logits gave shape {tuple(logits.shape)} for {len(x)} images; "
                 "(samples, images, classes) with at least two classes is needed"
             )
-        if not bool(torch.isfinite(logits).all()):
-            raise StfsebError(f"{name}: the network's outputs are not finite; check its training")
-        if y is not None and int(y.max()) >= logits.shape[2]:
-            raise StfsebError(f"{name}: label {int(y.max())} is outside the {logits.shape[2]} classes")
-        # To the CPU before float64, which some devices do not have.
-        sampled = torch.log_softmax(logits.detach().cpu().double(), dim=-1).numpy()
+        if y is not None and int(y.max()) >= values.shape[2]:
+            raise StfsebError(f"{name}: label {int(y.max())} is outside the {values.shape[2]} classes")
+        sampled = values.numpy()
         drawn = len(sampled)
-        log_probs.append(metrics.log_mean_probs(sampled))
+        log_probs.append(_calibrated(calibration, metrics.log_mean_probs(sampled)))
         for score, function in unfamiliarity.SCORES.items():
             scores[score].append(function(sampled))
         if y is not None:
@@ -154,6 +168,12 @@ def _predict(
         image_shape=shape,
     )
     return predictions, np.concatenate(targets) if targets else np.empty(0, np.int64)
+
+
+def _calibrated(calibration: dict[str, Any], log_probs: metrics.Array) -> metrics.Array:
+    if "maps" not in calibration.get(PROBABILITIES, {}):
+        return log_probs
+    return mapped(calibration, torch.from_numpy(log_probs).exp()).log().numpy()
 
 
 def _batch_size(method: SamplesLogits) -> int:

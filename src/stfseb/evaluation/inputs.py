@@ -21,8 +21,13 @@ Split = Images | ImageSet | Dataset[Any] | DataLoader[Any] | Sequence[Any]
 Chunk = tuple[Tensor, Tensor | None]
 
 
-def chunks(split: Split, name: str, batch_size: int, *, labels: bool, classes: int | None) -> Iterator[Chunk]:
-    """Yield checked (images, labels) pieces of `split` in order; labels are None unless asked for."""
+def chunks(
+    split: Split, name: str, batch_size: int, *, labels: bool, classes: int | None, real: bool = False
+) -> Iterator[Chunk]:
+    """Yield checked (images, labels) pieces of `split` in order; labels are None unless asked for.
+
+    Labels are one class a row, or, with `real`, whatever the likelihood will check.
+    """
     shape: tuple[int, ...] | None = None
     for images, targets in _pieces(split, name, batch_size):
         if not len(images):
@@ -36,7 +41,10 @@ def chunks(split: Split, name: str, batch_size: int, *, labels: bool, classes: i
             continue
         if targets is None:
             raise StfsebError(f"{name}: no labels; give (images, labels) or a set that has them")
-        yield images, _check_labels(targets, len(images), name, classes)
+        if real:
+            yield images, as_tensor(targets, f"{name} targets").detach()
+        else:
+            yield images, _check_labels(targets, len(images), name, classes)
     if shape is None:
         raise StfsebError(f"{name}: the split is empty; give at least one image")
 

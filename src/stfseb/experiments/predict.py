@@ -1,4 +1,4 @@
-"""Predictions for a user's own images, in words: class, probability, and whether the image looks unfamiliar."""
+"""Predictions for a user's own images, in words: class, probability, and why the model would rather not say."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stfseb.errors import StfsebError
-from stfseb.evaluation.threshold import scores
+from stfseb.evaluation.conformal import prediction_sets
 from stfseb.experiments.pictures import read_inputs
+from stfseb.methods.decisions import ABSTAIN, CONFORMAL, UNFAMILIAR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +18,16 @@ if TYPE_CHECKING:
 
     from stfseb.methods.base import Method
 
+_NO_RULE = "The model has no threshold for unfamiliar images."
 
-def predict_files(method: Method, paths: Sequence[Path], samples: int | None = None) -> list[dict[str, Any]]:
-    """Return one row an image; all files are read before the first prediction."""
+
+def predict_files(
+    method: Method, paths: Sequence[Path], samples: int | None = None, *, coverage: float | None = None
+) -> list[dict[str, Any]]:
+    """Return one row an image; all files are read before the first prediction.
+
+    `coverage` sets the rule of `method.abstain` anew, from the held-out images that the model remembers.
+    """
     shape = method.provenance.get("input")
     if not shape:
         raise StfsebError("the model does not say what images it takes: train it with 'stfseb train' or 'compare'")
@@ -30,25 +38,94 @@ def predict_files(method: Method, paths: Sequence[Path], samples: int | None = N
         images.append(pixels if pixels.is_floating_point() else pixels.float() / 255.0)
     if not names:
         raise StfsebError("no images were given")
-    rule = method.calibration.get("unfamiliar", {})
-    log_probs, unfamiliarity = scores(
-        method, torch.cat(images), samples or rule.get("samples", method.samples), rule.get("seed", 0)
-    )
-    threshold = rule.get("threshold", math.inf)
-    classes = method.provenance.get("class_names") or [str(i) for i in range(log_probs.shape[1])]
-    words = (
-        f"An image looks unfamiliar when its probability is below {math.exp(-threshold):.3f}; "
-        f"{rule['false_alarms']:.0%} of {rule['images']} validation images are."
-        if rule
-        else "The model has no threshold for unfamiliar images."
-    )
-    return [
-        {
+    if coverage is not None:
+        method.abstain(coverage)
+    x = torch.cat(images)
+    decisions = method.decide(x, samples)
+    sets = prediction_sets(method, x) if CONFORMAL in method.calibration else None
+    classes = method.provenance.get("class_names") or [str(i) for i in range(decisions.prediction.shape[1])]
+    rows = []
+    for i, (name, probs) in enumerate(zip(names, decisions.prediction.tolist(), strict=True)):
+        best = max(range(len(probs)), key=probs.__getitem__)
+        plausible = None if sets is None else [classes[k] for k in sets[i].nonzero()[0]]
+        unfamiliar, unsure = bool(decisions.unfamiliar[i]), bool(decisions.abstains[i])
+        confidence = -math.expm1(float(decisions.uncertainty[i]))
+        reasons = [
+            words
+            for applies, words in (
+                (unfamiliar, _unfamiliar(method, confidence)),
+                (unsure and not unfamiliar, _unsure(method, confidence, probs, classes)),
+                (plausible == [], _nothing_plausible(method)),
+            )
+            if applies
+        ]
+        row: dict[str, Any] = {
             "image": name,
-            "class": classes[int(row.argmax())],
-            "probability": float(math.exp(row.max())),
-            "unfamiliar": bool(score > threshold),
-            "rule": words,
+            "class": classes[best],
+            "probability": probs[best],
+            "unfamiliar": unfamiliar,
+            "abstains": bool(reasons),
+            "why": "; ".join(reasons),
+            "rule": rules_in_words(method),
         }
-        for name, row, score in zip(names, log_probs, unfamiliarity, strict=True)
-    ]
+        if plausible is not None:
+            row["plausible"] = plausible
+        rows.append(row)
+    return rows
+
+
+def rules_in_words(method: Method) -> str:
+    """Return the model's rules in words."""
+    words = []
+    if unfamiliar := method.calibration.get(UNFAMILIAR):
+        words.append(
+            f"An image looks unfamiliar when its highest probability is below {_limit(unfamiliar)}; "
+            f"{unfamiliar['false_alarms']:.0%} of {unfamiliar['images']} held-out images are."
+        )
+    if abstain := method.calibration.get(ABSTAIN):
+        risk = f", {abstain['risk']:.1%} of them wrongly" if "risk" in abstain else ""
+        words.append(
+            f"Below {_limit(abstain)} the model abstains: it answered {abstain['coverage']:.0%} of the held-out "
+            f"images{risk}."
+        )
+    if sets := method.calibration.get(CONFORMAL):
+        words.append(
+            f"The true class is among the plausible ones for {sets['coverage']:.0%} of images like the "
+            f"{sets['rows']} it was calibrated on."
+        )
+    return " ".join(words) or _NO_RULE
+
+
+def _unfamiliar(method: Method, confidence: float) -> str:
+    if not (rule := method.calibration.get(UNFAMILIAR)):
+        return ""
+    return (
+        f"looks unfamiliar: the highest probability, {_rounded(confidence)}, is below {_limit(rule)}, as for only "
+        f"{rule['false_alarms']:.0%} of familiar images"
+    )
+
+
+def _unsure(method: Method, confidence: float, probs: list[float], classes: Sequence[str]) -> str:
+    if not (rule := method.calibration.get(ABSTAIN)):
+        return ""
+    first, second = sorted(range(len(probs)), key=probs.__getitem__, reverse=True)[:2]
+    return (
+        f"is not certain enough: {classes[first]} {_rounded(confidence)}, {classes[second]} {_rounded(probs[second])}; "
+        f"it answers from {_limit(rule)} on"
+    )
+
+
+def _nothing_plausible(method: Method) -> str:
+    coverage = method.calibration.get(CONFORMAL, {}).get("coverage", math.nan)
+    return f"finds no class plausible enough for a set that is right {coverage:.0%} of the time"
+
+
+def _limit(rule: dict[str, Any]) -> str:
+    """Return the probability at a threshold on log(1 - highest probability)."""
+    return _rounded(-math.expm1(rule["threshold"]))
+
+
+def _rounded(probability: float) -> str:
+    """Show three digits, and more where they would say 1.000."""
+    digits = 3 if probability < 0.9995 else min(12, 1 - math.floor(math.log10(max(1.0 - probability, 1e-12))))
+    return f"{probability:.{digits}f}"

@@ -1,0 +1,128 @@
+"""Calibration on held-out data: a temperature, or an isotonic map for each class.
+
+Temperature: T > 0 minimises the NLL of the Monte Carlo average of softmax(f_s / T) (Guo et al., On calibration of
+modern neural networks, ICML 2017, https://arxiv.org/abs/1706.04599). One number: it needs few rows and, for one
+sample, never changes the most probable class. Isotonic: for each class, a non-decreasing map from its averaged
+probability to how often it was right, then normalised (Zadrozny and Elkan, KDD 2002). It needs thousands of rows.
+The maps stay within [1/(n + 2), 1 - 1/(n + 2)]: n rows cannot show that something never happens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stfseb.errors import StfsebError, unknown
+from stfseb.evaluation.inputs import Split, chunks
+from stfseb.likelihoods import Classification, Regression
+from stfseb.methods.calibrated import PROBABILITIES
+from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
+
+if TYPE_CHECKING:
+    from stfseb.evaluation.metrics import Array
+    from stfseb.methods.base import Method
+
+KINDS = ("temperature", "isotonic")
+_LOG_RANGE = 5.0  # temperatures between exp(-5) and exp(5)
+
+
+def calibrate(
+    method: Method,
+    held_out: Split,
+    kind: str = "temperature",
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Fit a calibration of `method`'s probabilities on `held_out` and keep it in the method.
+
+    From then on `predict_proba`, `decide`, `evaluate` and saved models use it; `sample_logits` stays raw. Rules
+    that were set on the probabilities as they were before (`abstain`, `ood_threshold`, prediction sets) are
+    dropped: set them again, prediction sets on rows that were not used here. The rows given here take the place
+    of the validation rows for `abstain()` and `ood_threshold()`.
+
+    Args:
+        method: a trained classifier (one class, two classes or labels; not regression).
+        held_out: (x, y) that training has not seen, or an image set, Dataset or DataLoader.
+        kind: "temperature" or "isotonic".
+        samples: Monte Carlo samples (by default the method's own).
+        seed: of the masks.
+
+    Returns:
+        What was fitted and the NLL before and after, on the held-out rows themselves.
+    """
+    if kind not in KINDS:
+        raise unknown("calibration", kind, KINDS)
+    if isinstance(method.likelihood, Regression):
+        raise StfsebError(
+            f"the {method.likelihood.name} likelihood has no probabilities to calibrate: learn its noise, learn=True"
+        )
+    samples = samples or method.samples
+    outputs, y = sampled_outputs(method, held_out, samples, seed)
+    before = _nll(method, outputs, y, 1.0)
+    fitted: dict[str, Any] = {"kind": kind, "rows": len(y), "samples": samples, "seed": seed, "nll_before": before}
+    if kind == "temperature":
+        temperature = _best_temperature(method, outputs, y)
+        fitted |= {"temperature": temperature, "nll_after": _nll(method, outputs, y, temperature)}
+    else:
+        fitted["maps"] = _isotonic_maps(method, outputs, y)
+    for stale in (UNFAMILIAR, ABSTAIN, CONFORMAL):
+        method.calibration.pop(stale, None)
+    method.calibration[PROBABILITIES] = fitted
+    single = isinstance(method.likelihood, Classification)
+    rows = chunks(held_out, "held_out", 256, labels=True, classes=None, real=not single)
+    method.calibration[HELD_OUT] = held_out_scores(method, rows, samples, seed)
+    return dict(fitted)
+
+
+@torch.no_grad()
+def sampled_outputs(method: Method, split: Split, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return raw outputs (S, N, L), float64 on the CPU, and targets."""
+    outputs, targets = [], []
+    single = isinstance(method.likelihood, Classification)
+    for x, y in chunks(split, "held_out", 256, labels=True, classes=None, real=not single):
+        assert y is not None
+        found = method.sample_logits(x, samples, seed=seed).cpu().double()
+        method.likelihood.check_targets(y, found.shape[2])
+        outputs.append(found)
+        targets.append(y.cpu())
+    return torch.cat(outputs, 1), torch.cat(targets)
+
+
+def _nll(method: Method, outputs: Tensor, y: Tensor, temperature: float) -> float:
+    return -float(method.likelihood.log_predictive(outputs / temperature, y).mean())
+
+
+def _best_temperature(method: Method, outputs: Tensor, y: Tensor) -> float:
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(
+        lambda log: _nll(method, outputs, y, math.exp(log)), bounds=(-_LOG_RANGE, _LOG_RANGE), method="bounded"
+    )
+    return float(math.exp(found.x))
+
+
+def _isotonic_maps(method: Method, outputs: Tensor, y: Tensor) -> list[dict[str, list[float]]]:
+    if not isinstance(method.likelihood, Classification):
+        raise StfsebError(f"isotonic calibration needs one class a row, not {method.likelihood.name}: use temperature")
+    probs = method.likelihood.predict(outputs).numpy()
+    return [isotonic_map(probs[:, k], (y == k).double().numpy()) for k in range(probs.shape[1])]
+
+
+def isotonic_map(scores: Array, hits: Array) -> dict[str, list[float]]:
+    """Return the knots of the least-squares non-decreasing map from scores to hits, held off 0 and 1."""
+    from scipy.optimize import isotonic_regression
+
+    x, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    means = np.bincount(inverse, weights=hits) / counts
+    heights = np.asarray(isotonic_regression(means, weights=counts.astype(np.float64)).x)
+    edge = 1.0 / (len(scores) + 2)
+    heights = np.clip(heights, edge, 1.0 - edge)
+    # Only the ends of each flat step are needed.
+    flat = heights[1:] == heights[:-1]
+    keep = ~(np.append(False, flat) & np.append(flat, False))
+    return {"from": x[keep].tolist(), "to": heights[keep].tolist()}

@@ -1,0 +1,86 @@
+"""Answering only when certain: the error rate among answered inputs against how many are answered.
+
+Inputs enter from the most to the least certain. Where uncertainties tie, every figure is the mean over all orders
+of the tied rows, so that nothing depends on the order of the data.
+
+El-Yaniv and Wiener, On the foundations of noise-free selective classification, JMLR 2010;
+Geifman and El-Yaniv, Selective classification for deep neural networks, https://arxiv.org/abs/1705.08500 (AURC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stfseb.errors import StfsebError
+from stfseb.evaluation.inputs import Split, chunks
+from stfseb.likelihoods import Classification
+from stfseb.methods.calibrated import tempered
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from stfseb.evaluation.metrics import Array
+    from stfseb.methods.base import Method
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """The risk-coverage curve: `risk[i]` is the error rate among the `coverage[i]` most certain."""
+
+    coverage: Array
+    """1/n, 2/n, ..., 1."""
+    risk: Array
+    """Expected error rate among that many."""
+
+    @property
+    def aurc(self) -> float:
+        """The area under the curve, mean_i risk[i]; lower is better."""
+        return float(self.risk.mean())
+
+    def risk_at(self, coverage: float) -> float:
+        """Return the error rate when (at least) this fraction of the inputs is answered."""
+        if not 0.0 < coverage <= 1.0:
+            raise StfsebError(f"coverage={coverage}: give a fraction above 0, at most 1")
+        return float(self.risk[int(np.ceil(round(coverage * len(self.risk), 9))) - 1])
+
+
+def risk_coverage(uncertainty: ArrayLike, errors: ArrayLike) -> RiskCoverage:
+    """Return the curve of N inputs with these uncertainties and errors (0 or 1, or any loss)."""
+    values, losses = np.asarray(uncertainty, dtype=np.float64), np.asarray(errors, dtype=np.float64)
+    if values.ndim != 1 or values.shape != losses.shape or not len(values):
+        raise StfsebError(f"uncertainty {values.shape} and errors {losses.shape} must be of one length, at least 1")
+    _, group, count = np.unique(values, return_inverse=True, return_counts=True)
+    mean = np.bincount(group, weights=losses) / count
+    position = np.arange(1, len(values) + 1)
+    return RiskCoverage(position / len(values), np.cumsum(np.repeat(mean, count)) / position)
+
+
+@torch.no_grad()
+def selective(
+    method: Method,
+    test: Split,
+    unfamiliar: Split | None = None,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+) -> RiskCoverage:
+    """Return the risk-coverage curve of a classifier on `test`, mixed with `unfamiliar` images where given.
+
+    Every answer to an unfamiliar image is an error: only not answering is right.
+    """
+    if not isinstance(method.likelihood, Classification):
+        raise StfsebError(f"errors are counted for classes, but the likelihood is {method.likelihood.name}")
+    uncertainty, errors = [], []
+    parts: list[tuple[Any, bool]] = [(test, True)] + ([] if unfamiliar is None else [(unfamiliar, False)])
+    for split, labelled in parts:
+        for x, y in chunks(split, "test" if labelled else "unfamiliar", batch_size, labels=labelled, classes=None):
+            outputs = tempered(method.calibration, method.sample_logits(x, samples, seed=seed))
+            uncertainty.append(method.likelihood.uncertainty(outputs).cpu().numpy())
+            answer = method.likelihood.predict(outputs).argmax(-1).cpu()
+            errors.append(np.ones(len(x)) if y is None else (answer != y).numpy())
+    return risk_coverage(np.concatenate(uncertainty), np.concatenate(errors))

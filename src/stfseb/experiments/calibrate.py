@@ -1,0 +1,58 @@
+"""Set a saved model's decisions up on labelled images that its training has not seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from stfseb.data import sources
+from stfseb.data.folder import data_folder
+from stfseb.errors import StfsebError
+from stfseb.evaluation.calibration import calibrate
+from stfseb.evaluation.conformal import fit_sets
+from stfseb.methods.saving import load, save
+
+if TYPE_CHECKING:
+    from stfseb.data.images import ImageSet
+    from stfseb.methods.base import Method
+
+
+def calibrate_model(
+    model: Path,
+    where: str,
+    *,
+    coverage: float = 0.95,
+    answer: float = 0.9,
+    false_alarms: float = 0.05,
+    probabilities: str | None = None,
+) -> tuple[Method, int]:
+    """Calibrate the model in the folder `model` and save it there again; return it and the number of images.
+
+    `where` is a folder with a folder per class, an .npz of images and labels, or the name of a set (its test
+    split). With `probabilities` ("temperature" or "isotonic"), one half of the images fits them and the other
+    half the prediction sets, whose promise needs images that nothing else has seen.
+    """
+    method = load(model)
+    images = read_labelled(method, where)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    rest = images
+    if probabilities is not None:
+        half = len(images) // 2
+        calibrate(method, images.take(order[:half]), probabilities)
+        rest = images.take(order[half:])
+    fit_sets(method, rest, coverage)
+    method.ood_threshold(false_alarms, rest)
+    method.abstain(answer, rest)
+    save(method, model)
+    return method, len(images)
+
+
+def read_labelled(method: Method, where: str) -> ImageSet:
+    """Read labelled images of the kind that a saved model takes."""
+    shape, classes = method.provenance.get("input"), method.provenance.get("class_names")
+    if not shape or not classes:
+        raise StfsebError("the model does not say what images it takes: train it with 'stfseb train' or 'compare'")
+    source = sources.parse(where, "test", Path.cwd())
+    return sources.read(source, "test", where, sources.Shape(shape[0], shape[1], tuple(classes)), data_folder())
