@@ -5,9 +5,9 @@ ceil((n + 1) coverage)-th smallest score: it holds y with probability of at leas
 1/(n + 1) more where scores do not tie, if the rows are exchangeable with the new one. Rows that training, early
 stopping or `calibrate` have seen are not.
 
-"lac": s = -log p(y|x), the smallest sets on average; they may be empty, which is a way of not answering.
-"aps": s = total probability of the classes at least as probable as y; sets adapt to hard images, never empty,
-somewhat larger than promised.
+"lac": s = -log p(y|x), the smallest sets on average; on hard images they may be empty.
+"aps": s = total probability of the classes at least as probable as y; larger sets on hard images, while those of
+very certain ones may be empty. (To add the most probable class to every set keeps the promise, but exceeds it by far.)
 
 Own code, because a saved model must carry the rule as two numbers in JSON: the libraries (MAPIE, crepes) wrap and
 pickle scikit-learn estimators, and predicting would then need them.
@@ -107,7 +107,8 @@ def prediction_sets(method: Method, x: Any) -> NDArray[np.bool_]:
     parts = []
     for part in as_tensor(x, "x").split(256):
         outputs = method.sample_logits(part, rule["samples"], seed=rule["seed"]).cpu().double()
-        parts.append(conformal_scores(_log_probs(method, outputs), rule["kind"]) <= rule["threshold"])
+        log_probs = _log_probs(method, outputs)
+        parts.append(conformal_scores(log_probs, rule["kind"]) <= rule["threshold"])
     return np.concatenate(parts)
 
 

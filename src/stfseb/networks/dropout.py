@@ -163,7 +163,7 @@ class MonteCarloDropout(TorchFunctionMode):
             inner[2:] = [1] * (x.ndim - 2)
             if last:
                 inner[1:] = [1, 1, x.shape[1]]
-        mask = self._mask(tuple(inner), rate, x)
+        mask = self._mask(tuple(inner), rate, x, last=last)
         spread = flat.reshape(samples, self.rows, x.shape[0] // lead, *flat.shape[1:])
         if inplace and self.folded:
             return x.copy_(
@@ -173,16 +173,23 @@ class MonteCarloDropout(TorchFunctionMode):
         out = (spread * mask).flatten(0, 2)
         return out.permute(0, 3, 1, 2) if last else out
 
-    def _mask(self, inner: tuple[int, ...], rate: float, x: Tensor) -> Tensor:
-        """Return the mask (samples, rows, *inner), or with one row if a single block shares it."""
+    def _mask(self, inner: tuple[int, ...], rate: float, x: Tensor, *, last: bool) -> Tensor:
+        """Return the mask (samples, rows, *inner), or with one row if a single block shares it.
+
+        Shared masks are drawn in the order (channels, height, width) for every layout: a seed then gives the
+        same function whether or not a network has been moved to channels last, before or after it was saved.
+        """
         if rate == 1.0:
             return x.new_zeros((self.samples, 1, *inner))
         parts = []
         for block in self.blocks:
-            wanted = Lanes((self.samples, 1 if block.shared else block.rows, *inner), rate)
+            turned = last and block.shared
+            shape = (inner[0], inner[3], inner[1], inner[2]) if turned else inner
+            wanted = Lanes((self.samples, 1 if block.shared else block.rows, *shape), rate)
             drawn = wanted.draw(x.device, block.generator) if self.lanes is None else self.lanes[len(self.plan)]
             self.plan.append(wanted)
-            parts.append(wanted.mask(drawn, x.dtype))
+            mask = wanted.mask(drawn, x.dtype)
+            parts.append(mask.permute(0, 1, 2, 4, 5, 3) if turned else mask)
         if len(parts) == 1:
             return parts[0]
         return torch.cat(

@@ -96,5 +96,5 @@ def deterministic(net: nn.Module, x: Tensor) -> Tensor:
 
 def single(outputs: Tensor) -> Tensor:
     """Return outputs of a half-precision pass in float32: losses and probabilities need its digits."""
-    half = outputs.dtype in (torch.bfloat16, torch.float16)
+    half = getattr(outputs, "dtype", None) in (torch.bfloat16, torch.float16)  # checked for tensors by the caller
     return outputs.float() if half else outputs
