@@ -247,6 +247,8 @@ def test_marginal_likelihood_equals_scipy():
     for label in range(3):
         direct = scipy.stats.multivariate_normal(np.zeros(12), k.numpy() + np.diag(noise[label].numpy()))
         assert float(found[label]) == pytest.approx(direct.logpdf(targets[label].numpy()), rel=1e-10)
+    function = lambda c: kernel_fit.log_marginal_likelihood((c + c.T) / 2, targets, noise)  # noqa: E731
+    assert torch.autograd.gradcheck(function, k.clone().requires_grad_())
 
 
 @pytest.mark.parametrize("name", ["matern12", "matern32", "matern52", "rbf"])

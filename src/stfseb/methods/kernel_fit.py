@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from stfseb.data.folder import user_cache, writable
 from stfseb.data.images import fingerprint
@@ -87,13 +88,31 @@ def centred(targets: Tensor, y: Tensor) -> Tensor:
 
 def log_marginal_likelihood(covariance: Tensor, targets: Tensor, noise: Tensor) -> Tensor:
     """Return log N(t_l; 0, K + diag(s2_l)) of each class, (classes,), from K (N, N) and (classes, N)."""
-    factor, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(noise))
-    factor = torch.where((info == 0)[:, None, None], factor, math.nan)
-    half = torch.linalg.solve_triangular(factor, targets.unsqueeze(-1), upper=False).squeeze(-1)
-    log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    constant = targets.shape[-1] / 2 * math.log(2 * math.pi)
-    result: Tensor = -half.square().sum(-1) / 2 - log_det - constant
+    result: Tensor = _LogMarginalLikelihood.apply(covariance, targets, noise)  # type: ignore[no-untyped-call]
     return result
+
+
+class _LogMarginalLikelihood(torch.autograd.Function):
+    """d/dK = sum_l (a_l a_l' - A_l^-1) / 2, A_l = K + diag(s2_l), a_l = A_l^-1 t_l: no way back through Cholesky."""
+
+    @staticmethod
+    def forward(ctx: Any, covariance: Tensor, targets: Tensor, noise: Tensor) -> Tensor:
+        """Return the log densities, NaN where K + diag(s2_l) is not positive definite."""
+        factor, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(noise))
+        factor = torch.where((info == 0)[:, None, None], factor, math.nan)
+        alpha = torch.cholesky_solve(targets.unsqueeze(-1), factor)
+        ctx.save_for_backward(factor, alpha)
+        log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        quadratic = (targets.unsqueeze(-1) * alpha).sum((-2, -1))
+        return -(quadratic + log_det + targets.shape[-1] * math.log(2 * math.pi)) / 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient with respect to K."""
+        factor, alpha = ctx.saved_tensors
+        slope = alpha @ alpha.mT - torch.cholesky_inverse(factor)
+        return torch.einsum("l,lij->ij", outer, slope) / 2, None, None
 
 
 def fit_kernel(x: Tensor, y: Tensor, classes: int, how: KernelFit) -> FittedKernel:
