@@ -197,6 +197,10 @@ def test_unfamiliar_images_are_errors_unless_they_are_left_out():
     own = evaluate(method, (x, y))["acc"]
     assert curve.risk_at(1.0) == pytest.approx(((1 - own) * 500 + 100) / 600)
     assert curve.risk_at(500 / 600) == pytest.approx(1 - own)  # all-zero logits are the least certain of all
+    assert curve.risk_at(1.0, of_familiar=True) == pytest.approx(1 - own)
+    half = selective(method, (x, y)).risk_at(0.5)
+    assert curve.risk_at(0.5, of_familiar=True) == half
+    assert selective(method, (x, y)).risk_at(0.5, of_familiar=True) == half
 
 
 # Prediction sets -------------------------------------------------------------------------------------
@@ -271,3 +275,21 @@ def test_mean_coverage_over_200_splits_of_minis_test_images(trained, mini, kind)
     assert fit_sets(trained, half, 0.95, kind, samples=3)["threshold"] == pytest.approx(threshold, rel=1e-9)
     held = prediction_sets(trained, test.images[order[1000:]])[np.arange(1000), test.labels[order[1000:]]]
     assert held.mean() == pytest.approx(coverages[-1], abs=0.002)
+
+
+@pytest.mark.slow
+def test_risk_under_the_unfamiliar_mix_is_lower_than_maximum_a_posterioris(mini):
+    """Answering 90 % of the familiar images, test and unfamiliar images half and half."""
+    curves = {}
+    for make in (lambda net: STFSEB(net, mini("kmnist", 2000), samples=3), MAP):
+        torch.manual_seed(0)
+        method = make(SmallCNN())
+        fit(method, mini("train", 4000), mini("validation", 1000), epochs=6, progress=False)
+        curves[method.key] = {
+            name: selective(method, mini("test", 2000), mini(name, 2000), samples=10 if method.samples > 1 else 1)
+            for name in ("mnist", "glyphs")
+        }
+    for name in ("mnist", "glyphs"):
+        ours, theirs = curves["stfseb"][name], curves["map"][name]
+        assert ours.risk_at(0.9, of_familiar=True) < theirs.risk_at(0.9, of_familiar=True) - 0.05
+        assert ours.aurc < theirs.aurc
