@@ -67,14 +67,17 @@ class ContextStream:
         self._cycle = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
-    def indices(self, step: int) -> Tensor:
-        """Return the points of one step; one that spans two cycles takes the end of one and the start of the next."""
-        start = step * self.num_context
+    def indices(self, step: int, steps: int = 1) -> Tensor:
+        """Return the points of `steps` steps from `step` on, one after the other.
+
+        A step that spans two cycles takes the end of one and the start of the next.
+        """
+        start, wanted = step * self.num_context, steps * self.num_context
         parts = []
         taken = 0
-        while taken < self.num_context:
+        while taken < wanted:
             cycle, offset = divmod(start + taken, self.count)
-            part = self._permutation(cycle)[offset : offset + self.num_context - taken]
+            part = self._permutation(cycle)[offset : offset + wanted - taken]
             parts.append(part)
             taken += len(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
@@ -22,7 +23,7 @@ from stfseb.networks.dropout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def chain(net: nn.Module) -> list[nn.Module]:
@@ -46,6 +47,51 @@ def has_batch_statistics(net: nn.Module) -> bool:
     return any(getattr(module, "running_mean", None) is not None for module in net.modules())
 
 
+def rearranged(modules: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
+    """Return the same function with less to do: ReLU after max-pooling, flattening into the Linear's weights.
+
+    max(relu(x)) = relu(max(x)), in value and gradient, and pooling leaves a quarter of the elements. A
+    channels-last tensor is flattened as it lies, and the columns of the Linear behind it are permuted instead.
+    """
+    steps: list[Callable[[Tensor], Tensor]] = []
+    modules = list(modules)
+    index = 0
+    while index < len(modules):
+        module = modules[index]
+        after = modules[index + 1] if index + 1 < len(modules) else None
+        if _hooked(module) or after is None or _hooked(after):
+            steps.append(module)
+        elif type(module) is nn.ReLU and type(after) is nn.MaxPool2d and not after.return_indices:
+            steps += [after, module]
+            index += 1
+        elif type(module) is nn.Flatten and type(after) is nn.Linear and (module.start_dim, module.end_dim) == (1, -1):
+            steps.append(_FlattenLinear(after))
+            index += 1
+        else:
+            steps.append(module)
+        index += 1
+    return steps
+
+
+class _FlattenLinear:
+    """A Linear behind a Flatten, applied to a channels-last tensor without moving it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self.linear.weight
+        last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        if not last:
+            return F.linear(x.flatten(1), weight, self.linear.bias)
+        columns = weight.view(-1, *x.shape[1:]).permute(0, 2, 3, 1).reshape(weight.shape)
+        return F.linear(x.permute(0, 2, 3, 1).reshape(len(x), -1), columns, self.linear.bias)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
 class FoldedNetwork:
     """A network seen as `samples` networks: rows in, (samples, rows, outputs) out."""
 
@@ -59,16 +105,17 @@ class FoldedNetwork:
         """Return outputs (samples, rows, ...) and the dropout rates that were met on the way."""
         modules = chain(self.net)
         cut = first_dropout(modules) if self.share_prefix else 0
+        prefix, suffix = rearranged(modules[:cut]), rearranged(modules[cut:])
         if cut:
             mode = MonteCarloDropout(samples, blocks, folded=False, lanes=self.lanes)
             try:
                 with mode:
                     out = x
                     mode.in_prefix = True
-                    for module in modules[:cut]:
+                    for module in prefix:
                         out = module(out)
                     mode.in_prefix = False
-                    for module in modules[cut:]:
+                    for module in suffix:
                         out = module(out)
             except PrefixHasDropoutError:
                 # A custom layer in the prefix draws dropout of its own: start over with the whole batch.

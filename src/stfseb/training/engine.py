@@ -71,7 +71,7 @@ class EagerEngine:
 
 
 class CapturedEngine:
-    """A step as one CUDA graph over resident data; the ragged last minibatch runs eagerly."""
+    """A step as one CUDA graph over resident data, and another for a smaller last minibatch."""
 
     def __init__(
         self,
@@ -82,66 +82,71 @@ class CapturedEngine:
         *,
         compiled: bool,
     ) -> None:
-        self.eager = EagerEngine(method, batches, optimiser, precision)
-        self.batches = batches
-        self.step = StaticStep(method, batches, optimiser, precision)
+        self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
         self.description = f"captured, {precision}" + (", compiled" if compiled else "")
-        self.graph = self._capture(method, optimiser, precision, compiled)
-
-    def _capture(
-        self, method: Method, optimiser: torch.optim.Optimizer, precision: str, compiled: bool
-    ) -> torch.cuda.CUDAGraph:
-        """Warm up and capture, then put weights, buffers and the optimiser's state back in place."""
+        full, rest = divmod(batches.num_data, batches.batch_size)
         before = copy.deepcopy(method.state_dict())
-        context = method.context
-        drawn = 0 if context is None else context.step
+        drawn = 0 if method.context is None else method.context.step
         method.train()
-        self.step.load_epoch(0)
-        self.step.learn_plan()
-        if compiled:
-            import torch._inductor.config as inductor
-
-            inductor.fallback_random = True  # what a method draws inside is drawn by torch's own kernels
-            self.step.forward = torch.compile(self.step.forward, dynamic=False)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), running(precision, self.step.device):
-            for _ in range(_WARM_UP):
-                self.step.counter.zero_()
-                optimiser.zero_grad(set_to_none=True)
-                self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        optimiser.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with running(precision, self.step.device), torch.cuda.graph(graph):
-            self.step()
-        with torch.no_grad():
+        self.full = self._static(full, batches.batch_size)
+        self.graph = self._capture(self.full, compiled)
+        self.rest = self._static(1, rest) if rest else None
+        # The last minibatch is not worth a compilation of its own; its graph may reuse the first one's memory.
+        self.rest_graph = None if self.rest is None else self._capture(self.rest, False, self.graph.pool())
+        with torch.no_grad():  # capturing made a few steps: put everything back, in place
             for name, value in method.state_dict().items():
                 value.copy_(before[name])
             for state in optimiser.state.values():
                 for value in state.values():
                     value.zero_()
-        self.step.release()
-        if context is not None:
-            context.step = drawn
+        if method.context is not None:
+            method.context.step = drawn
+
+    def _static(self, steps: int, size: int) -> StaticStep:
+        return StaticStep(self.method, self.batches, self.optimiser, self.precision, steps=steps, size=size)
+
+    def _capture(self, step: StaticStep, compiled: bool, pool: Any = None) -> torch.cuda.CUDAGraph:
+        """Warm up on a side stream, as capture asks for, and capture one step."""
+        step.load(torch.arange(step.order.numel(), device=step.device))
+        step.learn_plan()
+        if compiled:
+            import torch._inductor.config as inductor
+
+            inductor.fallback_random = True  # what a method draws inside is drawn by torch's own kernels
+            step.forward = torch.compile(step.forward, dynamic=False)
+            step.update = torch.compile(self.optimiser.step)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), running(self.precision, step.device):
+            for _ in range(_WARM_UP):
+                step.counter.zero_()
+                self.optimiser.zero_grad(set_to_none=True)
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimiser.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with running(self.precision, step.device), torch.cuda.graph(graph, pool=pool):
+            step()
+        step.release()
         return graph
 
     def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
-        """Replay the graph for every full minibatch, then make the last step."""
+        """Replay the graph for every full minibatch, then the last one's."""
         del check  # the sums are checked after the epoch
-        rest = self.step.load_epoch(number)
-        self.step.sums.zero_()
-        for _ in range(self.step.steps):
-            self.graph.replay()
-        on_step(self.step.steps)
-        sums = self.step.sums.clone()
-        if rest is not None:
-            terms = self.eager.step(*self.batches.rows(rest))
-            self.eager.optimiser.step()
-            sums += torch.stack([term.detach() for term in terms]).double()
-            on_step(1)
+        order = self.batches.order(number)
+        full = self.full.order.numel()
+        sums = torch.zeros_like(self.full.sums)
+        for step, graph, rows in ((self.full, self.graph, order[:full]), (self.rest, self.rest_graph, order[full:])):
+            if step is None or graph is None:
+                continue
+            step.load(rows)
+            step.sums.zero_()
+            for _ in range(step.steps):
+                graph.replay()
+            sums += step.sums
+            on_step(step.steps)
         return sums
 
 
@@ -198,7 +203,11 @@ def _cannot_capture(method: Method, batches: Batches) -> str:
 
 
 def make_optimiser(method: Method, **settings: Any) -> torch.optim.Adam:
-    """Return Adam over everything that is trained, fused, its state on the device so that it can be captured."""
-    device = method.like.device.type
+    """Return Adam over everything that is trained, its state on the device so that it can be captured.
+
+    On the CPU the fused form is the fastest. On CUDA the multi-tensor form is: captured, or compiled into a few
+    kernels, where the fused one leaves most of the card idle for networks of this size.
+    """
+    cuda = method.like.device.type == "cuda"
     trained = [p for p in method.parameters() if p.requires_grad]
-    return torch.optim.Adam(trained, fused=device in ("cpu", "cuda"), capturable=device == "cuda", **settings)
+    return torch.optim.Adam(trained, fused=method.like.device.type == "cpu", foreach=cuda, capturable=cuda, **settings)

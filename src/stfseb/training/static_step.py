@@ -8,6 +8,7 @@ replays.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +18,12 @@ from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import scaled
 from stfseb.methods.context import Draw
 from stfseb.networks.dropout import random_words
+from stfseb.training.layout import CardLayout
 from stfseb.training.precision import running
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stfseb.methods.base import Method, Terms
     from stfseb.networks.dropout import Lanes
     from stfseb.training.batches import ResidentBatches
@@ -28,20 +32,27 @@ _FACTOR_BYTES = 256 * 2**20  # of Gram matrices factored at once
 
 
 class StaticStep:
-    """A method's training step over resident data, every full minibatch of an epoch in turn."""
+    """A method's training step over resident data: `steps` minibatches of `size` rows an epoch, in turn."""
 
     def __init__(
-        self, method: Method, batches: ResidentBatches, optimiser: torch.optim.Optimizer, precision: str
+        self,
+        method: Method,
+        batches: ResidentBatches,
+        optimiser: torch.optim.Optimizer,
+        precision: str,
+        *,
+        steps: int,
+        size: int,
     ) -> None:
         self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
         self.device = method.like.device
-        self.steps = batches.num_data // batches.batch_size
-        size = batches.batch_size
+        self.steps = steps
         self.order = torch.zeros(self.steps, size, dtype=torch.int64, device=self.device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.share = size / batches.num_data
-        self.forward = self._terms  # an engine may put a compiled one here
+        self.forward: Callable[..., Terms] = self._terms  # an engine may put compiled ones here
+        self.update: Callable[[], object] = optimiser.step
         self.plan: list[Lanes] = []
         self.context = method.context if method.uses_context else None
         if self.context is not None:
@@ -56,20 +67,15 @@ class StaticStep:
 
     # Before an epoch ---------------------------------------------------------------------------------
 
-    def load_epoch(self, number: int) -> Tensor | None:
-        """Write the order, the context points and their factors of one epoch; return the ragged last rows."""
-        order = self.batches.order(number)
-        full = self.steps * self.batches.batch_size
-        self.order.copy_(order[:full].view_as(self.order))
+    def load(self, order: Tensor) -> None:
+        """Write the rows, the context points and their factors of the coming steps."""
+        self.order.copy_(order.view_as(self.order))
         self.counter.zero_()
         if self.context is not None:
             assert self.context.stream is not None
-            step = self.context.step
-            points = [self.context.stream.indices(step + i) for i in range(self.steps)]
-            self.points.copy_(torch.stack(points))
+            self.points.copy_(self.context.stream.indices(self.context.step, self.steps).view_as(self.points))
             self.context.step += self.steps
             self._factor()
-        return order[full:] if full < len(order) else None
 
     def _factor(self) -> None:
         """Factor the epoch's Gram matrices in as few calls as memory allows."""
@@ -99,26 +105,29 @@ class StaticStep:
         terms = self.forward(x, y, draw, lanes)
         loss = torch.stack([*terms]).sum() / self.batches.batch_size
         loss.backward()
-        self.optimiser.step()
+        self.update()
         self.sums += torch.stack([term.detach() for term in terms]).double()
         self.counter += 1
 
     def _inputs(self) -> tuple[Tensor, Tensor, Draw | None]:
-        rows = self.order.index_select(0, self.counter)[0]
+        rows = self._now(self.order)
         like = self.method.like
         x = self.batches.x.index_select(0, rows)
         x = scaled(x if self.batches.augment is None else self.batches.augment(x), like)
         y = self.batches.y.index_select(0, rows)
         if self.context is None:
             return x, y, None
-        points = self.points.index_select(0, self.counter)[0]
+        points = self._now(self.points)
         images = scaled(self.images.index_select(0, points), like)
         if self.features is None or self.factors is None:
             return x, y, Draw(images, images.new_zeros(0))
-        features = self.features.index_select(0, points)
-        factor = self.factors.index_select(0, self.counter)[0]
-        whitener = None if self.whiteners is None else self.whiteners.index_select(0, self.counter)[0]
-        return x, y, Draw(images, features, None, factor, whitener)
+        if self.whiteners is not None:  # all that the prior needs
+            whitener = self._now(self.whiteners)
+            return x, y, Draw(images, images.new_zeros(0), None, whitener, whitener)
+        return x, y, Draw(images, self.features.index_select(0, points), None, self._now(self.factors))
+
+    def _now(self, epoch: Tensor) -> Tensor:
+        return epoch.index_select(0, self.counter)[0]
 
     def _lanes(self) -> list[Tensor]:
         """Draw the random bits of all masks in one call, outside of what may be compiled.
@@ -136,7 +145,11 @@ class StaticStep:
         folded = getattr(self.method, "folded", None)
         if folded is not None:
             folded.lanes = lanes or None
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+        bf16 = self.precision == "bf16"
+        with (
+            torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False),
+            CardLayout() if bf16 else nullcontext(),
+        ):
             return self.method.terms(x, y, draw, self.share, 1.0)
 
     def learn_plan(self) -> None:
