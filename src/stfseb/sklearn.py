@@ -47,7 +47,7 @@ _CLASSES_ONLY = ("gfsvi", "outlierexposure")
 _FEWEST = 40  # below this many rows none are held back: too few to judge an epoch by
 _COMMON: dict[str, Any] = {
     "net": None,
-    "hidden": (64, 64),
+    "hidden": (64,),
     "dropout": 0.1,
     "epochs": 100,
     "batch_size": 32,
