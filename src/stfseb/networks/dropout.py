@@ -78,6 +78,7 @@ class Lanes(NamedTuple):
         lane = torch.int8 if self.levels == 256 else torch.int16
         return words.view(lane)[: math.prod(self.shape)].view(self.shape)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # compilers mistake the size of the lanes
     def draw(self, device: torch.device, generator: torch.Generator | None) -> Tensor:
         """Draw the lanes."""
         return self.cut(random_words(self.words, device, generator))
