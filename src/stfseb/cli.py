@@ -232,13 +232,15 @@ def report(
     print(f"Report: {write_report(records, folder, title or folder.name)}")
 
 
-def _mount_data() -> None:
+def _mount() -> None:
+    from stfseb.commands_export import export
     from stfseb.data.commands import app as data_app
 
     app.add_typer(data_app, name="data")
+    app.command()(export)
 
 
-_mount_data()
+_mount()
 
 
 def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:

@@ -125,14 +125,20 @@ class Ensemble(Method):
         self._outputs = found.pop()
         return self._outputs
 
-    def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:
-        """Concatenate the members' samples; of fewer samples than members, the first members give one each."""
+    def shares(self, samples: int, seed: int) -> list[tuple[Method, int, int]]:
+        """Return the members that give samples, how many each, and their seeds.
+
+        Of fewer samples than members, the first members give one each.
+        """
         each, extra = divmod(samples, len(self.members))
         counts = [each + (index < extra) for index in range(len(self.members))]
         # A seed for each member: equal masks or noise in all members would be no sample of the mixture.
         seeds = [generator(seed, _STREAM, index).initial_seed() for index in range(len(counts))]
-        drawn = [m._draw(x, n, s) for m, n, s in zip(self.members, counts, seeds, strict=True) if n]
-        return torch.cat(drawn)
+        return [(m, n, s) for m, n, s in zip(self.members, counts, seeds, strict=True) if n]
+
+    def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:
+        """Concatenate the members' samples."""
+        return torch.cat([member._draw(x, count, s) for member, count, s in self.shares(samples, seed)])
 
 
 def _sum(terms: list[Terms]) -> Terms:

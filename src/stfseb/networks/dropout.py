@@ -87,8 +87,11 @@ class Lanes(NamedTuple):
         """Return zeros and 1 / (1 - rate) with P(0) = rate.
 
         With 16 bits the rate is rounded to a multiple of 2^-16 and the scale follows the rounded rate, so
-        that the mask's mean is exactly one.
+        that the mask's mean is exactly one. A mask that is there already (floating point: the input or a
+        constant of an exported graph) stays as it is.
         """
+        if lanes.is_floating_point():
+            return lanes
         dropped = min(round(self.rate * self.levels), self.levels - 1)
         keep = lanes >= dropped - self.levels // 2
         return keep.to(dtype) * (self.levels / (self.levels - dropped))
