@@ -17,9 +17,9 @@ from stfseb.experiments.machine import PeakMemory, machine
 from stfseb.experiments.naive import NaiveTraining
 from stfseb.methods.registry import key_of, method_class
 from stfseb.networks.cnn import DeepCNN, SmallCNN
+from stfseb.networks.precision import resolve
 from stfseb.training.batches import ResidentBatches
 from stfseb.training.engine import make_engine, make_optimiser
-from stfseb.training.precision import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import scaled
+from stfseb.networks.precision import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,9 +52,10 @@ class NaiveTraining:
         x, y = x.to(self.device), y.to(self.device)
         if self.augment is not None:
             x = self.augment(x)
-        total = self._dropout(x, y) if self.method.key in DROPOUT else self._generic(x, y)
-        self.optimiser.zero_grad()
-        (total / self.batch_size).backward()
+        with running("float32", self.device):
+            total = self._dropout(x, y) if self.method.key in DROPOUT else self._generic(x, y)
+            self.optimiser.zero_grad()
+            (total / self.batch_size).backward()
         self.optimiser.step()
 
     def _dropout(self, x: Tensor, y: Tensor) -> Tensor:

@@ -85,6 +85,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     key: ClassVar[str]  # as on the command line
     label: ClassVar[str]  # as in tables
     settings_type: ClassVar[type[Settings]]
+    live_names: ClassVar[tuple[str, ...]] = ()  # the continuous settings, which may become tensors on the device
     # DistributedDataParallel would send all context images from one process to the others at every step.
     _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
     net: nn.Module
@@ -101,6 +102,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.calibration: dict[str, Any] = {}  # what was fitted on held-out data; saved with the model
         self.provenance: dict[str, Any] = {}  # what the model was trained on; saved with the model
         self.context: Context | None = None
+        self.live: dict[str, Tensor] = {}
         self._outputs: int | None = None
 
     # What a method defines ---------------------------------------------------------------------------
@@ -128,6 +130,16 @@ class Method(DecidingMixin, nn.Module, ABC):
     def restore(cls, net: nn.Module, settings: Any, likelihood: Likelihood) -> Method:
         """Return the method around `net` with these settings, as `load` needs it."""
         return cls(net, **asdict(settings), likelihood=likelihood)
+
+    def hyper(self, name: str) -> Any:
+        """Return a continuous setting: the number, or the tensor that stands for it on the device."""
+        return self.live[name] if name in self.live else getattr(self.settings, name)
+
+    def make_live(self, like: Tensor) -> None:
+        """Turn the continuous settings into tensors, so that one captured step serves any values of them."""
+        for name in self.live_names:
+            value = torch.tensor(float(getattr(self.settings, name)), dtype=torch.float64, device=like.device)
+            self.live[name] = value
 
     # What all methods share --------------------------------------------------------------------------
 

@@ -39,16 +39,16 @@ class MAP(Method):
     key = "map"
     label = "MAP"
     settings_type = MAPSettings
+    live_names = ("sigma",)
 
     def __init__(self, net: nn.Module, sigma: float = 1.0, *, likelihood: Likelihood | None = None) -> None:
         super().__init__(net, MAPSettings(sigma), likelihood)
-        self.weight_prior = WeightPrior(math.inf, sigma)
 
     def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the summed negative log-likelihood and the prior's share of this minibatch."""
         del draw, part  # no function term
         data = -self.likelihood.log_prob(deterministic(self.net, x)[None], y).sum()
-        weights = self.weight_prior.penalty(self.trainable()) * share
+        weights = WeightPrior(math.inf, self.hyper("sigma")).penalty(self.trainable()) * share
         return Terms(data, data.new_zeros(()), weights)
 
     def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:

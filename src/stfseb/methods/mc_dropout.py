@@ -57,7 +57,9 @@ class DropoutMethod(Method):
         self.folded = FoldedNetwork(net)
 
     def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:
-        generator = torch.Generator(x.device).manual_seed(seed)
+        # Where masks have been drawn beforehand there is nothing left to draw (and a capture could not).
+        drawn = self.folded.lanes is not None
+        generator = None if drawn else torch.Generator(x.device).manual_seed(seed)
         logits, _ = self.folded(x, samples, [Block(len(x), shared=True, generator=generator)])
         return logits
 
@@ -68,6 +70,7 @@ class MCDropout(DropoutMethod):
     key = "mcdropout"
     label = "MC Dropout"
     settings_type = MCDropoutSettings
+    live_names = ("sigma",)
 
     def __init__(
         self,
@@ -79,7 +82,6 @@ class MCDropout(DropoutMethod):
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__(net, MCDropoutSettings(sigma, samples, prior_weight), likelihood)
-        self.weight_prior = WeightPrior(math.inf, sigma)
 
     def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the Monte Carlo negative log-likelihood and the prior's share of this minibatch."""
@@ -87,7 +89,7 @@ class MCDropout(DropoutMethod):
         logits, rates = self.folded(x, self.settings.samples, [Block(len(x), shared=False)])
         data = -self.likelihood.log_prob(logits, y).mean(0).sum()
         weight = prior_weight(self.settings.prior_weight, rates) * share
-        weights = self.weight_prior.penalty(self.trainable()) * weight
+        weights = WeightPrior(math.inf, self.hyper("sigma")).penalty(self.trainable()) * weight
         return Terms(data, data.new_zeros(()), weights)
 
 

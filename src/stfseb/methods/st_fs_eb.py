@@ -139,6 +139,7 @@ class STFSEB(DropoutMethod):
     key = "stfseb"
     label = "ST-FS-EB"
     settings_type = STFSEBSettings
+    live_names = ("nu_function", "nu_weights", "sigma", "tau1", "tau2")
     settings: STFSEBSettings
 
     def __init__(
@@ -176,7 +177,6 @@ class STFSEB(DropoutMethod):
         )
         super().__init__(net, settings, likelihood)
         self.centred = PriorMean(prior_mean)
-        self.weight_prior = WeightPrior(settings.nu_weights, sigma)
         if context is not None or settings.functional_scale != 0:
             self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
 
@@ -185,7 +185,6 @@ class STFSEB(DropoutMethod):
         """Return a method that can predict but not train: the context's images are not saved."""
         method = cls(net, functional_scale=0, prior_weight=1.0, likelihood=likelihood)
         method.settings = settings
-        method.weight_prior = WeightPrior(settings.nu_weights, settings.sigma)
         return method
 
     # The objective -----------------------------------------------------------------------------------
@@ -202,8 +201,8 @@ class STFSEB(DropoutMethod):
             function = data_logits.new_zeros(())
         data = -self.likelihood.log_prob(data_logits, y).mean(0).sum()
         weight = prior_weight(settings.prior_weight, rates) * share
-        weights = self.weight_prior.penalty(self.trainable()) * weight
-        return Terms(data, function, weights)
+        prior = WeightPrior(self.hyper("nu_weights"), self.hyper("sigma"))
+        return Terms(data, function, prior.penalty(self.trainable()) * weight)
 
     @property
     def uses_context(self) -> bool:
@@ -212,12 +211,12 @@ class STFSEB(DropoutMethod):
 
     def function_prior(self, draw: Draw) -> FunctionPrior:
         """Return the prior on the outputs at the context points of a draw."""
-        tau1, tau2, dof = self.settings.tau1, self.settings.tau2, self.settings.nu_function
+        tau1, tau2, dof = self.hyper("tau1"), self.hyper("tau2"), self.hyper("nu_function")
         return draw.function_prior(tau1, tau2, dof, parametrisation=self.settings.parametrisation)
 
     def prior_ratio(self) -> tuple[Any, Any]:
         """Return tau1/tau2; the kernel has no bias."""
-        return self.settings.tau1 / self.settings.tau2, 0.0
+        return self.hyper("tau1") / self.hyper("tau2"), 0.0
 
     def _forward(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, set[float]]:
         """Return the logits of data rows and context rows, each (S, rows, L), and the dropout rates."""

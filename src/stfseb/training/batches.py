@@ -5,6 +5,7 @@ The order of an epoch is a function of (seed, epoch) alone, so that a run can be
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from stfseb.inputs import as_tensor, check_pixels
 from stfseb.methods.context import generator
 
 Batch = tuple[Tensor, Tensor]
-Augment = Callable[[Tensor], Tensor]
+Augment = Callable[..., Tensor]
 
 
 class Batches(Protocol):
@@ -44,6 +45,7 @@ class ResidentBatches:
         self.x, self.y = x.to(device), y.to(device)
         self.num_data, self.batch_size = len(x), min(batch_size, len(x))
         self.seed, self.augment = seed, augment
+        self._takes_generator = augment is not None and "generator" in inspect.signature(augment).parameters
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield the minibatches of one epoch; the last may be smaller."""
@@ -56,8 +58,13 @@ class ResidentBatches:
 
     def rows(self, rows: Tensor) -> Batch:
         """Return these rows as a minibatch, augmented."""
-        x = self.x[rows]
-        return (x if self.augment is None else self.augment(x)), self.y[rows]
+        return self.augmented(self.x[rows]), self.y[rows]
+
+    def augmented(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return the minibatch augmented, from `generator` where the augmentation takes one."""
+        if self.augment is None:
+            return x
+        return self.augment(x, generator=generator) if self._takes_generator else self.augment(x)
 
     def examples(self, count: int) -> Batch:
         """Return the first `count` examples."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from stfseb.networks.precision import resolve, running
 from stfseb.training.batches import Batches, ResidentBatches
-from stfseb.training.precision import resolve, running
 from stfseb.training.static_step import StaticStep
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class Engine(Protocol):
 
     def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
         """Make one pass over the data and return the sums of the three terms."""
+        ...
+
+    def reseed(self, seed: int) -> None:
+        """Restart the engine's own random stream, if it has one."""
         ...
 
 
@@ -59,6 +63,9 @@ class EagerEngine:
             sums += torch.stack([term.detach() for term in terms]).double()
             on_step(1)
         return sums
+
+    def reseed(self, seed: int) -> None:
+        """Do nothing: torch's default generator, which the caller seeds, rules."""
 
     def step(self, x: Tensor, y: Tensor) -> Terms:
         """Compute the objective of a minibatch and its gradient."""
@@ -88,6 +95,9 @@ class CapturedEngine:
         before = copy.deepcopy(method.state_dict())
         drawn = 0 if method.context is None else method.context.step
         method.train()
+        method.make_live(method.like)
+        # A generator of its own: what other runs draw on the same device does not change this one.
+        self.generator = torch.Generator(method.like.device)
         self.full = self._static(full, batches.batch_size)
         self.graph = self._capture(self.full, compiled)
         self.rest = self._static(1, rest) if rest else None
@@ -103,7 +113,19 @@ class CapturedEngine:
             method.context.step = drawn
 
     def _static(self, steps: int, size: int) -> StaticStep:
-        return StaticStep(self.method, self.batches, self.optimiser, self.precision, steps=steps, size=size)
+        return StaticStep(
+            self.method,
+            self.batches,
+            self.optimiser,
+            self.precision,
+            steps=steps,
+            size=size,
+            generator=self.generator,
+        )
+
+    def reseed(self, seed: int) -> None:
+        """Restart the stream of masks and augmentation."""
+        self.generator.manual_seed(seed)
 
     def _capture(self, step: StaticStep, compiled: bool, pool: Any = None) -> torch.cuda.CUDAGraph:
         """Warm up on a side stream, as capture asks for, and capture one step."""
@@ -127,6 +149,7 @@ class CapturedEngine:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
         with running(self.precision, step.device), torch.cuda.graph(graph, pool=pool):
             step()
         step.release()

@@ -18,8 +18,8 @@ from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import scaled
 from stfseb.methods.context import Draw
 from stfseb.networks.dropout import random_words
-from stfseb.training.layout import CardLayout
-from stfseb.training.precision import running
+from stfseb.networks.layout import CardLayout
+from stfseb.networks.precision import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,9 @@ class StaticStep:
         *,
         steps: int,
         size: int,
+        generator: torch.Generator | None = None,
     ) -> None:
+        self.generator = generator
         self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
         self.device = method.like.device
         self.steps = steps
@@ -113,7 +115,7 @@ class StaticStep:
         rows = self._now(self.order)
         like = self.method.like
         x = self.batches.x.index_select(0, rows)
-        x = scaled(x if self.batches.augment is None else self.batches.augment(x), like)
+        x = scaled(self.batches.augmented(x, self.generator), like)
         y = self.batches.y.index_select(0, rows)
         if self.context is None:
             return x, y, None
@@ -137,7 +139,7 @@ class StaticStep:
         """
         if not self.plan:
             return []
-        words = random_words(sum(lanes.words for lanes in self.plan), self.device)
+        words = random_words(sum(lanes.words for lanes in self.plan), self.device, self.generator)
         parts = words.split([lanes.words for lanes in self.plan])
         return [lanes.cut(part) for lanes, part in zip(self.plan, parts, strict=True)]
 

@@ -8,7 +8,7 @@ from torch import nn
 from stfseb import DeepCNN, SmallCNN
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import FoldedNetwork, chain, rearranged
-from stfseb.training.layout import CardLayout, MaxPool2x2
+from stfseb.networks.layout import CardLayout, MaxPool2x2
 
 
 def test_pooling_with_ties_and_nan():

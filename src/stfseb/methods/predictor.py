@@ -1,0 +1,102 @@
+"""Monte Carlo prediction for minibatches of one size, at the speed of the card.
+
+The masks of a seed are the same for every minibatch, so they are drawn once; on CUDA the folded pass is captured
+as one graph. For servers and for large sets; `method.predict_proba` needs no preparation and takes any size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stfseb.inputs import as_tensor, check_pixels, scaled
+from stfseb.methods.base import Method, check_count, evaluating
+from stfseb.methods.mc_dropout import DropoutMethod
+from stfseb.networks.layout import CardLayout
+from stfseb.networks.precision import resolve, running
+
+
+class Predictor:
+    """Predictions of a trained method, `batch_size` rows at a time, under the functions that `seed` draws.
+
+    Args:
+        method: a trained method; its weights are read at every call, so it may be trained on in between.
+        example: one or more rows as the method takes them, for their shape and type.
+        batch_size: rows in a pass; the last minibatch is filled up.
+        samples: Monte Carlo samples (by default the method's own).
+        seed: of the masks; equal to `method.sample_logits(x, samples, seed=seed)` up to rounding.
+        precision: "float32", "tf32", "bf16" or "auto".
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        example: Any,
+        batch_size: int = 256,
+        samples: int | None = None,
+        seed: int = 0,
+        precision: str = "auto",
+    ) -> None:
+        self.samples = method.samples if samples is None else samples
+        check_count(batch_size=batch_size, samples=self.samples)
+        rows = as_tensor(example, "example")
+        check_pixels(rows, "example")
+        self.method, self.batch_size, self.seed = method, batch_size, seed
+        self.device = method.like.device
+        self.precision = resolve(precision, method.net)
+        self.input = rows[:1].to(self.device).repeat(batch_size, *(1,) * (rows.ndim - 1))
+        self.lanes: list[Tensor] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+        logits = self._pass()  # finds out which masks are needed
+        if isinstance(method, DropoutMethod):
+            generator = torch.Generator(self.device).manual_seed(seed)
+            self.lanes = [lanes.draw(self.device, generator) for lanes in method.folded.plan]
+            if self.device.type == "cuda":
+                self._capture()
+        self.outputs = logits.shape[-1]
+
+    def _pass(self) -> Tensor:
+        folded = getattr(self.method, "folded", None)
+        if folded is not None:
+            folded.lanes = self.lanes or None
+        try:
+            with torch.no_grad(), evaluating(self.method.net), running(self.precision, self.device):
+                x = scaled(self.input, self.method.like)
+                if self.precision == "bf16" and self.device.type == "cuda":
+                    with CardLayout():
+                        return self.method._draw(x, self.samples, self.seed)
+                return self.method._draw(x, self.samples, self.seed)
+        finally:
+            if folded is not None:
+                folded.lanes = None
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._pass()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.logits = self._pass()
+
+    def sample_logits(self, x: Any) -> Tensor:
+        """Return logits (S, N, L)."""
+        rows = as_tensor(x, "x")
+        parts = []
+        for part in rows.split(self.batch_size):
+            self.input[: len(part)] = part.to(self.device, non_blocking=True)
+            if self.graph is None:
+                logits = self._pass()
+            else:
+                self.graph.replay()
+                logits = self.logits
+            parts.append(logits[:, : len(part)].clone())
+        return torch.cat(parts, dim=1)
+
+    def predict_proba(self, x: Any) -> Tensor:
+        """Return the Monte Carlo average of the predictive probabilities, (N, L)."""
+        return self.method.likelihood.predict(self.sample_logits(x))

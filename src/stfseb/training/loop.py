@@ -1,0 +1,180 @@
+"""A run of training, an epoch at a time: what `fit` and populations share.
+
+An epoch is begun and finished separately, so that several runs can have theirs on the device at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stfseb.errors import StfsebError
+from stfseb.inputs import check_pixels
+from stfseb.methods.base import Method, Terms
+from stfseb.methods.context import generator
+from stfseb.networks.precision import resolve, running
+from stfseb.training.batches import Batches, ResidentBatches
+from stfseb.training.engine import make_engine, make_optimiser
+from stfseb.training.validation import Score, validation_score
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+_PREPARE = 8192  # examples a streamed data set hands to `prepare`
+
+
+class DivergedError(StfsebError):
+    """Training met a value that is not finite."""
+
+
+@dataclass
+class FitResult:
+    """What a run did: one entry an epoch (terms in nats per example), and how it ended."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best_epoch: int = 0
+    best_validation_nll: float = math.inf
+    stopped: str = ""  # "patience" or "epochs"
+    engine: str = ""  # how the steps were run, in words
+    collapsed: bool = False
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.history)} epochs in {self.seconds:.0f} s (stopped by {self.stopped}), best epoch "
+            f"{self.best_epoch} with validation NLL {self.best_validation_nll:.4f}"
+        )
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a run is trained; the defaults are the paper's."""
+
+    epochs: int = 100
+    patience: int = 10
+    lr: float = 5e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    validation_samples: int | None = None
+    seed: int = 0
+    precision: str = "auto"
+    capture: bool | None = None
+    compiled: bool | None = None
+
+
+class Training:
+    """One method in training: `begin(n)`, `finish(n)` for n = 1, 2, ... until `done`, then `restore_best()`.
+
+    torch's default generators are seeded at each epoch: callers fork them.
+    """
+
+    def __init__(self, method: Method, batches: Batches, held_out: Batches, protocol: Protocol) -> None:
+        self.method, self.batches, self.held_out, self.protocol = method, batches, held_out, protocol
+        self.result = FitResult()
+        self.started = time.perf_counter()
+        seed = protocol.seed
+        torch.manual_seed(generator(seed, 4, 0).initial_seed())
+        method.reseed(seed)
+        method.prepare(*batches.examples(batches.num_data if isinstance(batches, ResidentBatches) else _PREPARE))
+        method.train()
+        self.optimiser = make_optimiser(method, lr=protocol.lr, betas=protocol.betas, eps=protocol.eps)
+        self.engine = make_engine(
+            method,
+            batches,
+            self.optimiser,
+            precision=protocol.precision,
+            capture=protocol.capture,
+            compiled=protocol.compiled,
+            epochs=protocol.epochs,
+        )
+        self.result.engine = self.engine.description
+        self.precision = resolve(protocol.precision, method.net)
+        self.best = copy.deepcopy(method.state_dict())
+
+    @property
+    def samples(self) -> int:
+        """Return the Monte Carlo samples of the validation score."""
+        return self.protocol.validation_samples or self.method.samples
+
+    def begin(self, number: int, on_step: Callable[[int], None] = lambda _: None) -> None:
+        """Run epoch `number`; on a device its steps may still be under way when this returns."""
+        seed = generator(self.protocol.seed, 4, number).initial_seed()
+        torch.manual_seed(seed)
+        self.engine.reseed(seed)
+        self.begun = time.perf_counter()
+        self.method.train()
+        self.sums = self.engine.epoch(number, on_step, lambda terms: self.check(terms, number))
+
+    def finish(self, number: int) -> dict[str, Any]:
+        """Wait for the epoch, validate, keep the best weights; return the epoch's entry."""
+        figures = (self.sums / self.batches.num_data).tolist()
+        if not all(map(math.isfinite, figures)):
+            self.check(Terms(*self.sums), number)
+        entry: dict[str, Any] = {"epoch": number, **dict(zip(Terms._fields, figures, strict=True))}
+        entry["seconds"] = time.perf_counter() - self.begun
+        score = self.validate()
+        entry |= {"validation_nll": score.nll, "validation_accuracy": score.accuracy}
+        result = self.result
+        result.history.append(entry)
+        if score.nll < result.best_validation_nll:
+            result.best_epoch, result.best_validation_nll = number, score.nll
+            self.best = copy.deepcopy(self.method.state_dict())
+        if number - result.best_epoch >= self.protocol.patience:
+            result.stopped = "patience"
+        elif number >= self.protocol.epochs:
+            result.stopped = "epochs"
+        return entry
+
+    @property
+    def done(self) -> bool:
+        """Tell whether the run has stopped."""
+        return bool(self.result.stopped)
+
+    def validate(self) -> Score:
+        """Return the validation score in the precision of the training."""
+        with running(self.precision, self.method.like.device):
+            return validation_score(self.method, validation_batches(self.held_out), self.samples)
+
+    def restore_best(self) -> FitResult:
+        """Leave the method at its best epoch, in evaluation mode, and return the result."""
+        self.method.load_state_dict(self.best)
+        self.method.eval()
+        self.result.seconds = time.perf_counter() - self.started
+        return self.result
+
+    def check(self, terms: Terms, epoch: int) -> None:
+        """Raise an error that names the term and the settings if a term is not finite."""
+        for name, value in zip(Terms._fields, (float(term.detach()) for term in terms), strict=True):
+            if not math.isfinite(value):
+                settings = ", ".join(f"{k}={v}" for k, v in self.method.settings.as_dict().items())
+                raise DivergedError(
+                    f"the {name} term became {value} in epoch {epoch} of {self.method.label} ({settings}): "
+                    "lower the learning rate, or weaken the prior (larger sigma, tau2)"
+                )
+
+
+def check_split(method: Method, batches: Batches, what: str) -> None:
+    """Raise a one-line error unless these examples fit the method's network and likelihood."""
+    x, y = batches.examples(batches.num_data if isinstance(batches, ResidentBatches) else batches.batch_size)
+    check_pixels(x, f"{what} x")
+    try:
+        outputs = method.outputs(x)
+    except RuntimeError as error:
+        raise StfsebError(
+            f"{what} x of shape {tuple(x.shape)} does not fit the network: {str(error).splitlines()[0]}"
+        ) from error
+    method.likelihood.check_targets(y, outputs)
+
+
+def validation_batches(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
+    """Return the examples in their own order."""
+    if isinstance(batches, ResidentBatches):
+        return zip(batches.x.split(batches.batch_size), batches.y.split(batches.batch_size), strict=True)
+    return batches.epoch(0)

@@ -1,0 +1,285 @@
+"""The engine's static step makes the eager loop's steps; populations make `fit`'s; on the GPU both are captured."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from stfseb import MAP, STFSEB, MCDropout, SmallCNN, fit
+from stfseb.methods.predictor import Predictor
+from stfseb.networks.dropout import Block, Lanes
+from stfseb.training.batches import ResidentBatches
+from stfseb.training.engine import EagerEngine, make_engine, make_optimiser
+from stfseb.training.population import Member, fit_population
+from stfseb.training.static_step import StaticStep
+
+CPU = torch.device("cpu")
+
+
+def make_net(rate=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(rate), nn.Linear(16, 3)).double()
+
+
+@pytest.fixture(scope="module")
+def data():
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(70, 6, generator=g, dtype=torch.float64)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+
+
+@pytest.fixture(scope="module")
+def context():
+    return torch.randn(50, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 3
+
+
+MAKERS = {
+    "stfseb": lambda c: STFSEB(make_net(), c, num_context=8, samples=2, prior_weight=1.0),
+    "stfseb, more points than features": lambda c: STFSEB(make_net(), c, num_context=20, samples=2, prior_weight=1.0),
+    "stfseb, gaussian": lambda c: STFSEB(make_net(), c, math.inf, num_context=8, samples=2, prior_weight=1.0),
+    "mcdropout": lambda c: MCDropout(make_net(), samples=2, prior_weight=1.0),
+    "map": lambda c: MAP(make_net()),
+}
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_static_steps_are_the_eager_ones(name, live, data, context):
+    """Same rows, same context points, factored beforehand, settings as tensors: the same weights after an epoch."""
+    trained = []
+    for static in (False, True):
+        method = MAKERS[name](context).train()
+        method.reseed(5)
+        batches = ResidentBatches(*data, 10, 5, CPU)
+        optimiser = make_optimiser(method, lr=1e-2)
+        if static:
+            if live:
+                method.make_live(method.like)
+            step = StaticStep(method, batches, optimiser, "float32", steps=7, size=10)
+            step.load(batches.order(1))
+            step.learn_plan()
+            for _ in range(7):
+                optimiser.zero_grad()
+                step()
+            sums = step.sums
+        else:
+            sums = EagerEngine(method, batches, optimiser, "float32").epoch(1, lambda _: None, lambda _: None)
+        trained.append((torch.cat([p.detach().flatten() for p in method.net.parameters()]), sums))
+    assert torch.allclose(trained[0][0], trained[1][0], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(trained[0][1], trained[1][1], rtol=1e-9)
+
+
+def test_masks_drawn_beforehand_are_independent(context, data):
+    """The property that broken random numbers under compilation would violate (pytorch issue 198333)."""
+    method = STFSEB(make_net(0.5), context, num_context=8, samples=4).train()
+    batches = ResidentBatches(*data, 35, 0, CPU)
+    step = StaticStep(method, batches, make_optimiser(method, lr=1e-2), "float32", steps=2, size=35)
+    step.load(batches.order(1))
+    step.learn_plan()
+    assert [plan.shape for plan in step.plan] == [(4, 35, 1, 16), (4, 1, 1, 16)]
+    draws = [
+        [plan.mask(l, torch.float64) == 0 for plan, l in zip(step.plan, step._lanes(), strict=True)] for _ in range(60)
+    ]
+    check_independence(torch.stack([d[0] for d in draws]).reshape(-1, 16))
+
+
+def check_independence(dropped):
+    """Rows are masks: columns have the rate, and neighbours no more in common than chance."""
+    count, width = dropped.shape
+    for column in range(width):
+        assert stats.binomtest(int(dropped[:, column].sum()), count, 0.5).pvalue > 1e-6
+        other = (column + 1) % width
+        same = int((dropped[:, column] == dropped[:, other]).sum())
+        assert stats.binomtest(same, count, 0.5).pvalue > 1e-6
+    assert len(torch.unique(dropped, dim=0)) > 0.9 * min(count, 2**width * 0.05)
+
+
+def test_the_independence_check_can_fail():
+    good = torch.rand(4000, 16) < 0.5
+    check_independence(good)
+    bad = good.clone()
+    bad[:, 1] = bad[:, 0]  # neighbouring channels with one mask
+    with pytest.raises(AssertionError):
+        check_independence(bad)
+
+
+@pytest.mark.slow
+def test_masks_stay_independent_when_compiled_on_the_cpu():
+    """Inductor on the CPU build: the dropped units of a compiled pass, seen through an identity network."""
+    net = nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Linear(16, 16, bias=False))
+    with torch.no_grad():
+        net[2].weight.copy_(torch.eye(16))
+    method = MCDropout(net, samples=50, prior_weight=0.0)
+    x, y = torch.ones(40, 16), torch.zeros(40, dtype=torch.long)
+    batches = ResidentBatches(x, y, 40, 0, CPU)
+    step = StaticStep(method, batches, make_optimiser(method, lr=0.0), "float32", steps=1, size=40)
+    step.load(torch.arange(40))
+    step.learn_plan()
+
+    def forward(x, lanes):
+        method.folded.lanes = lanes
+        logits, _ = method.folded(x, 50, step_blocks)
+        return logits
+
+    step_blocks = [Block(40, shared=False)]
+    compiled = torch.compile(forward, dynamic=False)
+    logits = compiled(x, step._lanes())
+    check_independence((logits == 0).reshape(-1, 16))
+    method.folded.lanes = None
+
+
+def test_lanes_of_predictions_are_the_seeds(mini):
+    torch.manual_seed(0)
+    method = MCDropout(SmallCNN(), samples=3)
+    x = mini("test", 10).images
+    predictor = Predictor(method, x, batch_size=4, samples=5, seed=3, precision="float32")
+    assert torch.allclose(predictor.sample_logits(x), method.sample_logits(x, 5, seed=3), atol=1e-5)
+    assert torch.allclose(predictor.predict_proba(x), method.predict_proba(x, 5, seed=3), atol=1e-5)
+    assert method.folded.lanes is None
+
+
+def test_predictor_serves_methods_without_masks(mini):
+    method = MAP(SmallCNN())
+    x = mini("test", 5).images
+    assert torch.allclose(
+        Predictor(method, x, 2, precision="float32").predict_proba(x), method.predict_proba(x), atol=1e-6
+    )
+
+
+def test_a_population_is_fit_many_times(data, context):
+    """Same weights as `fit` alone for every member; a diverged member is reported and the others go on."""
+    x, y = data
+
+    def make(rate=0.5):
+        return STFSEB(make_net(rate), context, num_context=8, samples=2)
+
+    class Broken(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * math.inf
+
+    def broken():
+        return MCDropout(Broken(nn.Linear(6, 3), nn.Dropout(0.5)).double())
+
+    members = [Member("a", make, 0), Member("broken", broken, 0), Member("b", make, 1)]
+    settings = {"epochs": 3, "patience": 2, "lr": 1e-2}
+    found = {o.member.name: o for o in fit_population(members, (x, y), (x, y), batch_size=16, **settings)}
+    assert "data term became nan" in found["broken"].error
+    for name, seed in (("a", 0), ("b", 1)):
+        alone = make()
+        result = fit(alone, (x, y), (x, y), seed=seed, batch_size=16, progress=False, **settings)
+        member = found[name]
+        assert member.result.best_validation_nll == pytest.approx(result.best_validation_nll)
+        for p, q in zip(alone.parameters(), member.method.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+def test_a_population_prunes(data):
+    members = [Member(str(i), lambda: MAP(make_net()), i) for i in range(2)]
+    found = list(
+        fit_population(members, data, data, epochs=9, prune=lambda m, history: m.name == "1" and len(history) == 2)
+    )
+    assert [len(o.result.history) for o in found] == [9, 2]
+    assert found[1].result.stopped == "pruned"
+
+
+def test_engine_says_what_it_is(data):
+    method = MAP(make_net())
+    engine = make_engine(method, ResidentBatches(*data, 10, 0, CPU), make_optimiser(method))
+    assert engine.description == "eager, float32"
+
+
+def test_words_hold_all_lanes():
+    for rate in (0.5, 0.3):
+        lanes = Lanes((3, 5, 7), rate)
+        assert lanes.draw(CPU, torch.Generator().manual_seed(0)).shape == (3, 5, 7)
+
+
+# On the GPU ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def images():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(10, (300,), generator=g)
+    x = torch.randint(120, (300, 1, 28, 28), generator=g, dtype=torch.uint8)
+    for i, label in enumerate(y.tolist()):
+        x[i, 0, 2 * label : 2 * label + 4] += 100
+    return x, y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_captured_float32_steps_are_the_eager_ones(images, compiled):
+    """Without dropout both engines make the same steps; the ragged last minibatch included."""
+    found = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        method = STFSEB(SmallCNN(dropout=0.0), 255 - images[0], samples=2, prior_weight=1.0)
+        result = fit(
+            method, images, images, epochs=3, batch_size=64, device="cuda", precision="float32",
+            capture=capture, compiled=compiled, progress=False,
+        )  # fmt: skip
+        found.append([(e["data"], e["function"], e["weights"], e["validation_nll"]) for e in result.history])
+    assert torch.allclose(torch.tensor(found[0]), torch.tensor(found[1]), rtol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("key", ["stfseb", "mcdropout", "map", "mfvi", "fseb", "outlierexposure"])
+def test_every_method_is_captured_and_learns(images, key):
+    from stfseb.methods.registry import method_class
+
+    cls = method_class(key)
+    torch.manual_seed(0)
+    context = {"context": 255 - images[0]} if "num_context" in cls.settings_type.names() else {}
+    method = cls(SmallCNN(), **context)
+    result = fit(method, images, images, epochs=30, batch_size=64, device="cuda", capture=True, progress=False)
+    assert result.engine.startswith("captured, bf16")
+    assert result.history[-1]["data"] < result.history[0]["data"] / 2
+
+
+@pytest.mark.gpu
+def test_captured_runs_repeat_and_do_not_depend_on_their_neighbours(images):
+    def make():
+        torch.manual_seed(0)
+        return STFSEB(SmallCNN(), 255 - images[0], samples=3)
+
+    def run(width, count):
+        members = [Member(str(i), make, i) for i in range(count)]
+        settings = {"epochs": 4, "batch_size": 64, "device": "cuda", "compiled": False, "precision": "float32"}
+        outcomes = fit_population(members, images, images, width=width, **settings)
+        return {o.member.name: o.result.history[-1]["data"] for o in outcomes}
+
+    alone, beside = run(1, 1), run(3, 3)
+    assert beside["0"] == pytest.approx(alone["0"], rel=2e-3)
+    assert beside["1"] != pytest.approx(alone["0"], rel=1e-6)
+
+
+@pytest.mark.gpu
+def test_captured_prediction_is_the_eager_one(images):
+    torch.manual_seed(0)
+    method = MCDropout(SmallCNN()).to("cuda")
+    predictor = Predictor(method, images[0], 128, 10, seed=2, precision="float32")
+    eager = method.sample_logits(images[0], 10, seed=2)
+    assert torch.allclose(predictor.sample_logits(images[0]), eager, atol=2e-3)
+
+
+@pytest.mark.gpu
+def test_masks_stay_independent_when_compiled_and_captured(images):
+    """On the GPU build; torch 2.11 cannot show the trap of issue 198333, 2.13 could."""
+    device = torch.device("cuda")
+    lanes = Lanes((200, 40, 1, 16), 0.5)
+    compiled = torch.compile(lambda bits: lanes.mask(bits, torch.float32), dynamic=False)
+    words = lanes.draw(device, None)
+    compiled(words)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mask = compiled(lanes.draw(device, None))
+    graph.replay()
+    check_independence((mask == 0).cpu().reshape(-1, 16))
+    before = mask.clone()
+    graph.replay()
+    assert not torch.equal(before, mask)
