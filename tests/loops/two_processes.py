@@ -1,0 +1,52 @@
+"""One of two processes: its share of one step under DistributedDataParallel; rank 0 writes the gradients."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.nn.parallel import DistributedDataParallel
+
+from stfseb import MAP, MLP, STFSEB, MCDropout
+
+NUM_DATA, ROWS = 100, 24
+
+
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(ROWS, 5, generator=generator), torch.randint(3, (ROWS,), generator=generator)
+
+
+def make(kind):
+    torch.manual_seed(0)
+    # Without dropout in data rows: their masks are every process's own. Context rows keep theirs through `reseed`.
+    net = MLP(5, 3, hidden=(16, 8), dropout=0.0)
+    context = torch.randn(50, 5)
+    method = {
+        "stfseb": lambda: STFSEB(net, context, num_context=16, samples=2, prior_weight=1.0),
+        "epoch": lambda: STFSEB(net, context, num_context=16, samples=2, prior_weight=1.0, functional_scale="epoch"),
+        "mcdropout": lambda: MCDropout(net, samples=2, prior_weight=1.0),
+        "map": lambda: MAP(net),
+    }[kind]()
+    method.reseed(7)
+    return method
+
+
+def main(kind, rank, meeting, out):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    method = make(kind)
+    parallel = DistributedDataParallel(method)
+    x, y = batch()
+    mine = slice(0, 15) if rank == 0 else slice(15, ROWS)  # unequal shares
+    total = parallel(x[mine], y[mine], num_data=NUM_DATA, batch_size=ROWS)
+    (total * 2 / ROWS).backward()
+    if rank == 0:
+        save_file({name: p.grad for name, p in method.named_parameters()}, out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
