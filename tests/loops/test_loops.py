@@ -34,7 +34,12 @@ def test_two_processes_give_the_gradients_of_one(kind, tmp_path):
     out = tmp_path / "gradients.safetensors"
     command = [sys.executable, script, kind]
     processes = [subprocess.Popen([*command, str(rank), tmp_path / "meeting", out]) for rank in (0, 1)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     found, expected = load_file(out), whole(kind)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
