@@ -1,0 +1,125 @@
+"""`stfseb predict` and `stfseb calibrate`: what the model says, and why it would rather not."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from stfseb import MCDropout, SmallCNN, StfsebError, fit, load, save
+from stfseb.cli import app
+from stfseb.experiments.calibrate import calibrate_model
+from stfseb.experiments.predict import predict_files, rules_in_words
+
+NAMES = ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
+
+
+@pytest.fixture(scope="module")
+def folder(mini, tmp_path_factory):
+    """A model trained for a moment, as `stfseb train` would leave it."""
+    torch.manual_seed(0)
+    method = MCDropout(SmallCNN(dropout=0.2), samples=2)
+    fit(method, mini("train", 1000), mini("validation", 200), epochs=2, batch_size=64, lr=2e-3, progress=False)
+    method.provenance |= {"task": "mini", "class_names": NAMES, "input": [1, 28, 28]}
+    return save(method, tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture
+def model(folder, tmp_path):
+    """A copy that a test may change."""
+    return save(load(folder), tmp_path / "model")
+
+
+@pytest.fixture
+def images(mini, tmp_path):
+    """Test images, and noise that is like none of them."""
+    noise = np.random.default_rng(0).integers(0, 256, (20, 1, 28, 28), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", np.concatenate([mini("test", 100).images.numpy(), noise]))
+    return tmp_path / "images.npy"
+
+
+def test_without_rules_nothing_is_abstained_from(model, images):
+    rows = predict_files(load(model), [images])
+    assert not any(row["abstains"] or row["unfamiliar"] or row["why"] for row in rows)
+    assert rows[0]["rule"].startswith("The model has no threshold")
+
+
+def test_reasons_name_the_probability_and_the_limit(model, images):
+    method = load(model)
+    method.ood_threshold(0.05)
+    method.abstain(0.8)
+    rows = predict_files(method, [images])
+    limits = {key: 1 - math.exp(method.calibration[key]["threshold"]) for key in ("unfamiliar", "abstain")}
+    assert limits["unfamiliar"] < limits["abstain"]
+    kinds = set()
+    for row in rows:
+        assert row["unfamiliar"] == (row["probability"] < limits["unfamiliar"])
+        assert row["abstains"] == (row["probability"] < limits["abstain"])
+        if row["unfamiliar"]:
+            kinds.add("unfamiliar")
+            said, limit = re.match(
+                r"looks unfamiliar: the highest probability, ([\d.]+), is below ([\d.]+)", row["why"]
+            ).groups()
+            assert float(said) == pytest.approx(row["probability"], abs=1e-3)
+            assert float(limit) == pytest.approx(limits["unfamiliar"], abs=1e-3)
+        elif row["abstains"]:
+            kinds.add("unsure")
+            assert row["why"].startswith(f"is not certain enough: {row['class']} {row['probability']:.3f}")
+        else:
+            kinds.add("answered")
+            assert row["why"] == ""
+    assert kinds == {"unfamiliar", "unsure", "answered"}
+    assert "5% of 200 held-out images" in rows[0]["rule"]
+
+
+def test_coverage_can_be_chosen_when_predicting(model, images):
+    few = predict_files(load(model), [images], coverage=0.5)
+    many = predict_files(load(model), [images], coverage=0.95)
+    assert sum(row["abstains"] for row in few) > sum(row["abstains"] for row in many) + 20
+
+
+@pytest.mark.parametrize("probabilities", [None, "temperature", "isotonic"])
+def test_calibrating_on_images_of_ones_own(model, mini, tmp_path, images, probabilities):
+    own = mini("test", 600)
+    np.savez(tmp_path / "own.npz", images=own.images.numpy(), labels=own.labels.numpy())
+    method, count = calibrate_model(model, str(tmp_path / "own.npz"), probabilities=probabilities)
+    assert count == 600
+    saved = load(model)
+    assert saved.calibration == method.calibration
+    assert saved.calibration["conformal"]["rows"] == (600 if probabilities is None else 300)
+    assert ("probabilities" in saved.calibration) == (probabilities is not None)
+    rows = predict_files(saved, [images])
+    assert all(set(row["plausible"]) <= set(NAMES) for row in rows)
+    held = [NAMES[label] in row["plausible"] for row, label in zip(rows, mini("test", 100).labels, strict=False)]
+    assert np.mean(held) > 0.88
+    assert "95% of images" in rules_in_words(saved)
+
+
+def test_the_commands(model, mini, tmp_path, images):
+    own = mini("test", 400)
+    np.savez(tmp_path / "own.npz", images=own.images.numpy(), labels=own.labels.numpy())
+    runner = CliRunner()
+    done = runner.invoke(app, ["calibrate", str(model), str(tmp_path / "own.npz"), "--coverage", "0.9"])
+    assert done.exit_code == 0, done.output
+    assert "Calibrated on 400 images" in done.output
+    done = runner.invoke(app, ["predict", str(model), str(images), "--json", "--device", "cpu"])
+    rows = json.loads(done.stdout)
+    assert len(rows) == 120
+    assert {row["abstains"] for row in rows} == {True, False}
+    done = runner.invoke(app, ["predict", str(model), str(images), "--device", "cpu", "--coverage", "0.8"])
+    assert done.exit_code == 0
+    assert "abstains" in done.stdout
+
+
+def test_mistakes_are_named(model, tmp_path, images):
+    with pytest.raises(StfsebError, match="nowhere"):
+        calibrate_model(model, "nowhere")
+    with pytest.raises(StfsebError, match="fraction"):
+        predict_files(load(model), [images], coverage=2.0)
+    torch.manual_seed(0)
+    bare = save(MCDropout(SmallCNN()), tmp_path / "bare")
+    with pytest.raises(StfsebError, match="what images it takes"):
+        calibrate_model(bare, "mini")
