@@ -184,7 +184,7 @@ def main() -> None:
         panel.set_title("Weight prior N(0, 1)" if method is mfvi else "Weight prior times function prior", loc="left")
         panel.set_xlim(-3.2, 3.2)
         panel.set_ylim(-3.5, 3.5)
-        panel.legend(loc="upper left", fontsize=8.5, frameon=False)
+        panel.legend(loc="upper right", fontsize=8.5, frameon=False)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(arguments.out, dpi=130)
 
