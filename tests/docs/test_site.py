@@ -1,0 +1,85 @@
+"""The site builds without a warning, offline, and asks nothing of other servers; the tutorials execute in time."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def test_pages_are_there_and_link_to_what_exists(site):
+    pages = list(site.rglob("index.html"))
+    assert len(pages) >= 16
+    for page in pages:
+        for target in re.findall(r'(?:href|src)="([^"#?:]+)"', page.read_text(encoding="utf-8")):
+            path = site / target.lstrip("/") if target.startswith("/") else page.parent / target
+            assert path.exists(), (page, target)
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    loads = re.compile(r'<(?:script|img|iframe)[^>]+src="(?://|https?:)[^"]*"|<link[^>]+href="(?://|https?:)[^"]*"')
+    for page in site.rglob("*.html"):
+        found = [tag for tag in loads.findall(page.read_text(encoding="utf-8")) if "canonical" not in tag]
+        assert not found, (page, found)
+
+
+def test_every_public_name_is_in_the_reference(site):
+    import stfseb
+
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    missing = [name for name in stfseb.__all__ if f">{name}<" not in text and f".{name}" not in text]
+    assert missing in ([], ["__version__"], ["StfsebError", "__version__"]), missing
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_tutorial_executes_in_under_two_minutes(path, tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    kept = copy.deepcopy(book)
+    started = time.perf_counter()
+    client = NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    assert time.perf_counter() - started < SECONDS
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            assert output.get("name") != "stderr", output
+    # What is shown on the site was made by these very cells.
+    code = [cell for cell in kept.cells if cell.cell_type == "code"]
+    assert any(cell.outputs for cell in code)
+    assert path.stat().st_size < 200_000
+
+
+def test_there_are_four_tutorials():
+    assert len(TUTORIALS) == 4
