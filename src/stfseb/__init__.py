@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from stfseb.function_prior import FunctionPrior as FunctionPrior
     from stfseb.methods.base import Method as Method
     from stfseb.methods.base import Terms as Terms
+    from stfseb.methods.ensemble import Ensemble as Ensemble
+    from stfseb.methods.fs_eb import FSEB as FSEB
+    from stfseb.methods.gfsvi import GFSVI as GFSVI
     from stfseb.methods.map import MAP as MAP
     from stfseb.methods.mc_dropout import MCDropout as MCDropout
+    from stfseb.methods.mfvi import MFVI as MFVI
+    from stfseb.methods.outlier_exposure import OutlierExposure as OutlierExposure
+    from stfseb.methods.predictor import Predictor as Predictor
     from stfseb.methods.saving import load as load
     from stfseb.methods.saving import save as save
     from stfseb.methods.st_fs_eb import STFSEB as STFSEB
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from stfseb.processes import StudentTProcess as StudentTProcess
     from stfseb.training.fit import FitResult as FitResult
     from stfseb.training.fit import fit as fit
+    from stfseb.training.population import fit_population as fit_population
     from stfseb.weight_prior import WeightPrior as WeightPrior
 
 _WHERE = {
@@ -48,7 +55,14 @@ _WHERE = {
     "STFSEB": "methods.st_fs_eb",
     "MCDropout": "methods.mc_dropout",
     "MAP": "methods.map",
+    "MFVI": "methods.mfvi",
+    "FSEB": "methods.fs_eb",
+    "GFSVI": "methods.gfsvi",
+    "Ensemble": "methods.ensemble",
+    "OutlierExposure": "methods.outlier_exposure",
+    "Predictor": "methods.predictor",
     "fit": "training.fit",
+    "fit_population": "training.population",
     "FitResult": "training.fit",
     "evaluate": "evaluation.evaluate",
     "calibrate": "evaluation.calibration",

@@ -232,6 +232,40 @@ def report(
     print(f"Report: {write_report(records, folder, title or folder.name)}")
 
 
+@app.command()
+def bench(
+    tasks: Annotated[str, typer.Option(help="mnist (two-conv net) and cifar10 (six-conv net), by commas.")] = "mnist",
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "stfseb,mcdropout",
+    ways: Annotated[str | None, typer.Option(help="naive, eager, eager-bf16, graph..., compiled-bf16.")] = None,
+    grow: Annotated[bool, typer.Option(help="Also how the first method's cost grows with S, N_c, L and B.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time for each measurement off the GPU.")] = 5.0,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
+) -> None:
+    """Measure seconds an epoch, memory and the distance to the floor, against the naive way in the same run."""
+    from rich.console import Console
+
+    from stfseb.experiments.bench import bench as run_bench
+    from stfseb.experiments.bench import default_ways
+    from stfseb.report.bench import bench_table, write_bench
+
+    console = Console(stderr=True)
+    place = _device(device)
+    found = run_bench(
+        tasks.split(","),
+        methods.split(","),
+        ways.split(",") if ways else default_ways(place),
+        device=place,
+        grow=grow,
+        seconds=seconds,
+        announce=lambda text: console.print(text, highlight=False, soft_wrap=True),
+    )
+    screen = Console()
+    screen.print(bench_table(found["rows"]))
+    if out is not None:
+        screen.print(f"Figures and plot: {write_bench(found, out)}", highlight=False, soft_wrap=True)
+
+
 def _mount() -> None:
     from stfseb.commands_export import export
     from stfseb.data.commands import app as data_app

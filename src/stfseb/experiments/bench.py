@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stfseb.errors import unknown
+from stfseb.errors import StfsebError, unknown
+from stfseb.experiments.floor import count, floor_seconds, rates
 from stfseb.experiments.machine import PeakMemory, machine
 from stfseb.experiments.naive import NaiveTraining
 from stfseb.methods.registry import key_of, method_class
 from stfseb.networks.cnn import DeepCNN, SmallCNN
-from stfseb.networks.precision import resolve
 from stfseb.training.batches import ResidentBatches
 from stfseb.training.engine import make_engine, make_optimiser
 
@@ -153,27 +153,76 @@ def measure(
     return row
 
 
+GROWTH: dict[str, tuple[int, ...]] = {
+    "samples": (1, 5, 10, 20),
+    "num_context": (32, 128, 512, 1024),
+    "classes": (10, 100, 1000),
+    "batch_size": (64, 128, 256, 512),
+}
+
+
 def bench(
-    tasks: list[str], methods: list[str], ways: list[str], *, device: str, announce: Callable[[str], None]
+    tasks: list[str],
+    methods: list[str],
+    ways: list[str],
+    *,
+    device: str,
+    grow: bool = False,
+    seconds: float = 5.0,
+    announce: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure every combination; a way that fails is reported with its error, not left out."""
-    rows = []
-    for task in tasks:
-        for method in methods:
-            for way in ways:
-                try:
-                    row = measure(task, method, way, device=device)
-                except torch.OutOfMemoryError as error:
-                    row = {"task": task, "method": method, "way": way, "error": str(error).splitlines()[0]}
-                rows.append(row)
-                figure = row.get("seconds_per_epoch")
-                announce(f"{task} {method} {way}: " + (f"{figure:.3f} s an epoch" if figure else row["error"]))
-    return {"machine": machine(torch.device(device)), "rows": rows}
+    """Measure every combination; one that fails is reported with its error, not left out."""
+    place = torch.device(device)
+    plan: list[tuple[str, str, str, Sizes]] = [(t, m, w, Sizes()) for t in tasks for m in methods for w in ways]
+    if grow:
+        way = next(
+            (w for w in ("graph-bf16", "eager") if w in WAYS and (place.type == "cuda" or w == "eager")), ways[0]
+        )
+        plan += [
+            (task, methods[0], way, replace(Sizes(), **{name: value}))
+            for task in tasks
+            for name, values in GROWTH.items()
+            for value in values
+        ]
+    measured = rates(place)
+    rows: list[dict[str, Any]] = []
+    for task, method, way, sizes in plan:
+        try:
+            row = measure(task, method, way, sizes, device=device, seconds=seconds)
+            if measured is not None:
+                row["floor_seconds"] = _floor(task, method, sizes, place, measured)
+        except (torch.OutOfMemoryError, RuntimeError, StfsebError) as error:
+            row = {"task": task, "method": method, "way": way, **sizes.__dict__, "error": str(error).splitlines()[0]}
+        rows.append(row)
+        figure = row.get("seconds_per_epoch")
+        told = f"{figure:.3f} s an epoch ({row['engine']})" if figure else f"failed: {row['error']}"
+        announce(f"{task} {method} {way}, {_words(sizes)}: {told}")
+        if place.type == "cuda":
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
+    return {"machine": machine(place), "rates": measured, "rows": rows}
 
 
-def default_precision(device: str) -> str:
-    """Return what "auto" means for the two-conv net on a device."""
-    return resolve("auto", SmallCNN().to(device))
+def _words(sizes: Sizes) -> str:
+    return f"S={sizes.samples} B={sizes.batch_size} N_c={sizes.num_context} L={sizes.classes}"
+
+
+def _floor(task: str, key: str, sizes: Sizes, place: torch.device, measured: dict[str, float]) -> float | None:
+    if key not in ("stfseb", "mcdropout", "map"):
+        return None  # their weight samples and Jacobians have no agreed minimum
+    method, x, y = make(task, key, sizes, place)
+    size = sizes.batch_size
+    operations, moved = count(method, x[:size].to(place), y[:size].to(place))
+    return floor_seconds(operations, moved, len(x) / size, measured)
+
+
+def default_ways(device: str) -> list[str]:
+    """Return the ways worth comparing on a device."""
+    return (
+        ["naive", "eager", "graph-bf16", "compiled-bf16"]
+        if device.startswith("cuda")
+        else ["naive", "eager", "eager-bf16"]
+    )
 
 
 def _time_steps(step: Callable[[], None], device: torch.device, seconds: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from stfseb.evaluation.evaluate import assess
 from stfseb.evaluation.gallery import gallery
 from stfseb.experiments.machine import PeakMemory, code_version, machine
 from stfseb.experiments.records import write_record
+from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.registry import key_of, method_class
 from stfseb.methods.saving import save
 from stfseb.networks.cnn import DeepCNN, SmallCNN
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from stfseb.data.tasks import Task, TaskData
     from stfseb.methods.base import Method
 
-# What a method draws from the run and not from its settings.
-_NEEDS_CONTEXT = ("stfseb",)
 _NETWORKS = {"small": SmallCNN, "deep": DeepCNN}
 
 
@@ -60,14 +59,25 @@ def make_network(task: Task) -> torch.nn.Module:
 
 
 def make_method(data: TaskData, config: RunConfig) -> Method:
-    """Return the method around a fresh network; weights, extractor and masks follow from the seed."""
+    """Return the method around a fresh network; weights, extractor and masks follow from the seed.
+
+    An ensemble takes the settings `of` (a method, MAP by default) and `members` (5); each member has a seed
+    of its own.
+    """
     task, key = data.task, key_of(config.method)
-    torch.manual_seed(config.seed)
     settings = {**task.presets.get(key, {}), **config.settings}
+    if key == "ensemble":
+        one = replace(config, method=str(settings.pop("of", "map")), settings={})
+        count = int(settings.pop("members", 5))
+        if settings:
+            raise StfsebError(f"an ensemble has no setting '{min(settings)}': give 'of' and 'members'")
+        return Ensemble.of(lambda i: make_method(data, replace(one, seed=1000 * config.seed + i)), count)
     cls = method_class(key)
-    if "samples" in cls.settings_type.names():
+    names = cls.settings_type.names()
+    torch.manual_seed(config.seed)
+    if "samples" in names:
         settings.setdefault("samples", {**task.training, **config.training}["train_samples"])
-    if key in _NEEDS_CONTEXT:
+    if "num_context" in names:
         settings["context"] = "train" if data.context is None else data.context.images
     try:
         return cls(make_network(task), **settings)

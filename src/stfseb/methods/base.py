@@ -168,6 +168,11 @@ class Method(DecidingMixin, nn.Module, ABC):
         """Tell whether a step needs context points."""
         return False
 
+    @property
+    def vectorised(self) -> bool:
+        """Tell whether passes run under vmap, where memory layouts cannot be chosen."""
+        return False
+
     def prior_ratio(self) -> tuple[Any, Any] | None:
         """Return tau1/tau2 and the bias variance, by which an engine may factor context Gram matrices beforehand."""
         return None

@@ -94,6 +94,11 @@ class MeanFieldMethod(Method):
     def _flat_raw(self) -> Tensor:
         return torch.cat([self.raw_scales[name.replace(".", "/")].flatten() for name in self.means()])
 
+    @property
+    def vectorised(self) -> bool:
+        """Tell whether passes run under vmap."""
+        return True
+
     # Running the network -----------------------------------------------------------------------------
 
     def run_weights(self, x: Tensor, theta: Tensor) -> Tensor:
@@ -102,8 +107,8 @@ class MeanFieldMethod(Method):
             return deterministic(self.net, x).expand(len(theta), -1, -1)
         if self._vectorises(x):
             out: Tensor = vmap(lambda row: self._call(self._named(row), x), randomness="different")(theta)
-            return out
-        return torch.stack([self._call(self._named(row), x) for row in theta])
+            return single(out)
+        return single(torch.stack([self._call(self._named(row), x) for row in theta]))
 
     def run_estimator(self, x: Tensor) -> Tensor:
         """Return outputs (S, rows, L) by local reparameterisation or flipout: right row by row, not jointly."""

@@ -135,6 +135,8 @@ class CapturedEngine:
             import torch._inductor.config as inductor
 
             inductor.fallback_random = True  # what a method draws inside is drawn by torch's own kernels
+            # Every run of a population compiles for its own weights; the default of 8 would leave later ones eager.
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
             step.forward = torch.compile(step.forward, dynamic=False)
             step.update = torch.compile(self.optimiser.step)
         side = torch.cuda.Stream()

@@ -122,9 +122,11 @@ class _Place:
         """Finish the epoch under way and begin the next; return True when the run has ended."""
         with self._here():
             try:
-                self.training.finish(self.epoch)
+                if not self.error:
+                    self.training.finish(self.epoch)
             except DivergedError as error:
                 self.error = str(error)
+            if self.error:
                 return True
             if prune is not None and not self.training.done and prune(self.member, self.training.result.history):
                 self.training.result.stopped = "pruned"
@@ -145,7 +147,10 @@ class _Place:
 
     def _begin(self) -> None:
         self.epoch += 1
-        self.training.begin(self.epoch)
+        try:
+            self.training.begin(self.epoch)
+        except DivergedError as error:  # off the GPU every step is checked
+            self.error = str(error)
 
     def _here(self) -> Any:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)

@@ -150,7 +150,7 @@ class StaticStep:
         bf16 = self.precision == "bf16"
         with (
             torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False),
-            CardLayout() if bf16 else nullcontext(),
+            CardLayout() if bf16 and not self.method.vectorised else nullcontext(),
         ):
             return self.method.terms(x, y, draw, self.share, 1.0)
 

@@ -1,0 +1,90 @@
+"""The figures of `stfseb bench`: a table, JSON and a plot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stfseb.files import replacing, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.table import Table
+
+STANDARD = {"samples": 10, "batch_size": 128, "num_context": 32, "classes": 10}
+_SIZES = tuple(STANDARD)
+
+
+def bench_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the table for the terminal; speed-ups are over the naive way of the same task and method."""
+    from rich.table import Table
+
+    table = Table(title="Training, measured in one run")
+    for name in ("task", "method", "way"):
+        table.add_column(name)
+    for name in ("s/epoch", "steps/s", "over naive", "peak MB", "floor, s"):
+        table.add_column(name, justify="right")
+    naive = {(r["task"], r["method"]): r["seconds_per_epoch"] for r in rows if r["way"] == "naive" and "error" not in r}
+    for row in rows:
+        names = [row["task"], row["method"], " ".join([row["way"], *_unusual(row)])]
+        if "error" in row:
+            table.add_row(*names, f"failed: {row['error'][:60]}")
+            continue
+        base = naive.get((row["task"], row["method"])) if _plain(row) else None
+        ratio = f"{base / row['seconds_per_epoch']:.1f}" if base else ""
+        memory, floor = row.get("peak_memory_mb"), row.get("floor_seconds")
+        table.add_row(
+            *names,
+            f"{row['seconds_per_epoch']:.3f}",
+            f"{row['steps_per_second']:.1f}",
+            ratio,
+            "" if memory is None else f"{memory:.0f}",
+            "" if floor is None else f"{floor:.3f}",
+        )
+    return table
+
+
+def write_bench(found: dict[str, Any], folder: Path) -> Path:
+    """Write bench.json and bench.png; return the folder."""
+    write_json(folder / "bench.json", found)
+    rows = [row for row in found["rows"] if "error" not in row]
+    if rows:
+        with replacing(folder / "bench.png") as part:
+            _plot(rows).savefig(part, format="png", dpi=150, bbox_inches="tight")
+    return folder
+
+
+def _plot(rows: Sequence[dict[str, Any]]) -> Any:
+    """Return bars of seconds an epoch, and curves of how the cost grows where that was measured."""
+    from matplotlib.figure import Figure
+
+    plain = [row for row in rows if _plain(row)]
+    grown = [name for name in _SIZES if len({row[name] for row in rows}) > 1]
+    figure = Figure(figsize=(6 + 3 * len(grown), 0.35 * len(plain) + 1.5), layout="constrained")
+    axes = figure.subplots(1, 1 + len(grown), width_ratios=[2.2] + [1] * len(grown), squeeze=False)[0]
+    labels = [f"{row['task']} {row['method']} {row['way']}" for row in plain]
+    axes[0].barh(labels, [row["seconds_per_epoch"] for row in plain], color="#8899aa")
+    axes[0].invert_yaxis()
+    axes[0].set(xscale="log", xlabel="seconds an epoch", title="Ways of training")
+    for ax, name in zip(axes[1:], grown, strict=True):
+        for task in sorted({row["task"] for row in rows}):
+            base = next((r for r in rows if r["task"] == task and not _plain(r)), None)
+            if base is None:
+                continue
+            same = [r for r in rows if r["task"] == task and r["way"] == base["way"] and r["method"] == base["method"]]
+            line = sorted({(r[name], r["seconds_per_epoch"]) for r in same if _plain(r, name)})
+            ax.plot(*zip(*line, strict=True), marker="o", label=task)
+        ax.set(xscale="log", yscale="log", xlabel=name.replace("_", " "), title=f"Growth with {name.replace('_', ' ')}")
+        ax.legend(frameon=False)
+    return figure
+
+
+def _unusual(row: dict[str, Any]) -> list[str]:
+    """Return the sizes that differ from the standard ones, in words."""
+    return [f"{name}={row[name]}" for name, value in STANDARD.items() if row.get(name) != value]
+
+
+def _plain(row: dict[str, Any], but: str = "") -> bool:
+    """Tell whether a row has the standard sizes (but for one)."""
+    return all(row.get(name) == value for name, value in STANDARD.items() if name != but)
