@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+STAMP_ALL := $(VENV)/.installed-all
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo test test-all lint setup clean
@@ -13,7 +15,7 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
 
-test-all: $(STAMP)
+test-all: $(STAMP_ALL)
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 lint: $(STAMP)
@@ -25,8 +27,12 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	touch $(STAMP)
+
+$(STAMP_ALL): $(STAMP)
+	$(INSTALL) -e '.[dev,browser,docs,export,fuzz,serve]'
+	touch $(STAMP_ALL)
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
