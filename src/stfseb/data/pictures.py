@@ -14,6 +14,7 @@ from stfseb.errors import StfsebError
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from typing import IO
 
     from torch import Tensor
 
@@ -22,34 +23,48 @@ _opening = threading.Lock()
 
 
 def read_picture(path: Path, channels: int, size: int) -> Tensor:
-    """Read one picture as uint8 (channels, size, size).
+    """Read one picture as uint8 (channels, size, size); see `decode_picture`."""
+    try:
+        with path.open("rb") as file:
+            return decode_picture(file, str(path), channels, size)
+    except FileNotFoundError:
+        raise StfsebError(f"picture '{path}' does not exist") from None
+    except OSError as error:
+        raise StfsebError(f"picture '{path}' cannot be read ({error.strerror}): replace or remove it") from None
+
+
+def decode_picture(file: IO[bytes], name: str, channels: int, size: int, most_pixels: int | None = None) -> Tensor:
+    """Decode PNG or JPEG as uint8 (channels, size, size).
 
     The shorter side is resized to `size`, the longer one is cropped about its middle, and a camera's
-    orientation mark is obeyed. One channel means grey, three mean RGB; transparency is dropped.
+    orientation mark is obeyed. One channel means grey, three mean RGB; transparency is dropped. A picture whose
+    header declares more than `most_pixels` (or what Pillow takes for an attack) is refused before it is decoded.
     """
     import numpy as np
     import torch
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     try:
         # Filters of warnings belong to the whole process, so that only one thread may change them at a time.
         with _opening, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            file = Image.open(path, formats=("PNG", "JPEG"))
-        with file:
-            if file.mode.startswith(("I", "F")):
-                raise StfsebError(f"'{path}' has more than 8 bits a pixel ({file.mode}): save it with 8")
-            picture = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
+            opened = Image.open(file, formats=("PNG", "JPEG"))
+        with opened:
+            if most_pixels is not None and opened.width * opened.height > most_pixels:
+                raise StfsebError(
+                    f"picture '{name}' has {opened.width} x {opened.height} pixels: at most {most_pixels:,} are taken"
+                )
+            if opened.mode.startswith(("I", "F")):
+                raise StfsebError(f"'{name}' has more than 8 bits a pixel ({opened.mode}): save it with 8")
+            picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
             if picture.size != (size, size):
                 picture = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
-    except FileNotFoundError:
-        raise StfsebError(f"picture '{path}' does not exist") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise StfsebError(f"picture '{path}' is too large to be read safely: make it smaller") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        if isinstance(error, StfsebError):
-            raise
-        raise StfsebError(f"picture '{path}' cannot be read as PNG or JPEG: replace or remove it") from None
+        raise StfsebError(f"picture '{name}' is too large to be read safely: make it smaller") from None
+    except StfsebError:
+        raise
+    except Exception as error:  # Pillow raises a dozen kinds on damaged or hostile bytes; all mean the same here
+        raise StfsebError(f"picture '{name}' cannot be read as PNG or JPEG: replace or remove it") from error
     array = np.array(picture).reshape(size, size, channels)
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stfseb.data.pictures import read_picture
 from stfseb.errors import StfsebError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ARRAYS = (".npy", ".npz")
-_MOST_PIXELS = 64_000_000
 
 
 def read_inputs(path: Path, shape: tuple[int, ...]) -> tuple[list[str], Tensor]:
@@ -28,24 +28,11 @@ def read_inputs(path: Path, shape: tuple[int, ...]) -> tuple[list[str], Tensor]:
 
 
 def _picture(path: Path, shape: tuple[int, ...]) -> Tensor:
-    from PIL import Image
-
+    """Read a picture as the folders of a task are read: what a model is asked must look like what it learnt."""
     channels, height, width = shape
-    try:
-        with Image.open(path) as opened:
-            if opened.width * opened.height > _MOST_PIXELS:
-                raise StfsebError(
-                    f"{path} has {opened.width} x {opened.height} pixels: at most {_MOST_PIXELS} are taken"
-                )
-            picture = opened.convert("L" if channels == 1 else "RGB")
-            if picture.size != (width, height):
-                picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(picture, dtype=np.uint8)
-    except StfsebError:
-        raise
-    except Exception as error:  # Pillow raises many kinds for damaged files
-        raise StfsebError(f"{path} cannot be read as an image ({type(error).__name__}): give PNG or JPEG") from error
-    return torch.from_numpy(pixels.reshape(height, width, channels).transpose(2, 0, 1).copy())[None]
+    if height != width:
+        raise StfsebError(f"the model takes images of {width} x {height} pixels: give them as an .npy array")
+    return read_picture(path, channels, height)[None]
 
 
 def _array(path: Path) -> np.ndarray[Any, Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stfseb.methods.base import Method
+    from stfseb.methods.decisions import Decisions
 
 _NO_RULE = "The model has no threshold for unfamiliar images."
 
@@ -43,6 +44,11 @@ def predict_files(
     x = torch.cat(images)
     decisions = method.decide(x, samples)
     sets = prediction_sets(method, x) if CONFORMAL in method.calibration else None
+    return in_words(method, names, decisions, sets)
+
+
+def in_words(method: Method, names: Sequence[str], decisions: Decisions, sets: Any = None) -> list[dict[str, Any]]:
+    """Return one row an image that says what a method decided (and which classes are plausible), in words."""
     classes = method.provenance.get("class_names") or [str(i) for i in range(decisions.prediction.shape[1])]
     rows = []
     for i, (name, probs) in enumerate(zip(names, decisions.prediction.tolist(), strict=True)):

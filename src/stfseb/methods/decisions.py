@@ -135,19 +135,21 @@ class DecidingMixin:
 
         Samples and seed are those of the rules unless given. A rule that was never set applies to no input.
         """
+        own_samples, own_seed = self.rule_draw()
+        samples, seed = samples or own_samples, own_seed if seed is None else seed
+        parts = self._over_rows(self.judge, as_tensor(x, "x"), samples, seed)
+        return Decisions(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def rule_draw(self: Any) -> tuple[int, int]:
+        """Return the samples and the seed that the rules were set with: decisions should take the same."""
         rule = self.calibration.get(ABSTAIN) or self.calibration.get(UNFAMILIAR) or {}
-        samples = samples or rule.get("samples", self.samples)
-        seed = rule.get("seed", 0) if seed is None else seed
-        x = as_tensor(x, "x")
+        return rule.get("samples", self.samples), rule.get("seed", 0)
 
-        def both(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            return self._prediction(outputs), self.likelihood.uncertainty(outputs)
-
-        parts = self._over_rows(both, x, samples, seed)
-        prediction = torch.cat([part[0] for part in parts])
-        uncertainty = torch.cat([part[1] for part in parts])
+    def judge(self: Any, outputs: Tensor) -> Decisions:
+        """Return what `decide` does, from (tempered) outputs (S, N, L) that are there already."""
+        uncertainty = self.likelihood.uncertainty(outputs)
         limits = [self.calibration.get(name, {}).get("threshold", math.inf) for name in (ABSTAIN, UNFAMILIAR)]
-        return Decisions(prediction, uncertainty, uncertainty > limits[0], uncertainty > limits[1])
+        return Decisions(self._prediction(outputs), uncertainty, uncertainty > limits[0], uncertainty > limits[1])
 
 
 def _held_out(method: Method, data: Any, samples: int | None, seed: int) -> dict[str, Any]:
