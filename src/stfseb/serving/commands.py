@@ -1,0 +1,52 @@
+"""`stfseb serve`: a saved model behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import Annotated
+
+import typer
+
+from stfseb.errors import StfsebError
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
+    host: Annotated[str, typer.Option(help="The address to listen on; by default this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    samples: Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the model's.")] = None,
+    rate: Annotated[float, typer.Option(min=0, help="Requests a second and client; 0 is no limit.")] = 20.0,
+    batch: Annotated[int, typer.Option(min=1, help="Images that go through the network together.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Serve a saved classifier over HTTP, with a page where a person drops an image."""
+    try:
+        import uvicorn
+
+        from stfseb.serving.app import LOOPBACK, ServiceLimits, create_app
+    except ImportError as error:
+        raise StfsebError(f"{error.name} is not installed: pip install 'stfseb[serve]'") from error
+    from stfseb.methods.saving import load
+
+    method = load(model).to(device)
+    local = host in LOOPBACK
+    app = create_app(
+        method,
+        ServiceLimits(rate=rate, batch=batch),
+        samples=samples,
+        hosts=LOOPBACK if local else ("*",),
+    )
+    if not local:
+        print(f"note: {host} can be reached from other machines, and the service has no passwords")
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="info",
+        access_log=False,
+        proxy_headers=False,  # a client could otherwise name an address of its own and escape its limit
+        timeout_keep_alive=5,
+        limit_concurrency=2048,
+        timeout_graceful_shutdown=5,
+    )
+    uvicorn.Server(config).run()
