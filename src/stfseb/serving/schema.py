@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-Pixel = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=False)]
+Pixel = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=True)]
 
 
 class Answer(BaseModel):
