@@ -232,6 +232,7 @@ def test_rates_and_slowness(classifier):
         assert statuses[:4] == [200] * 4  # a burst of twice the rate
         assert 429 in statuses
         assert call(server, "GET", "/health")[0] == 200
+        assert b'stfseb_requests_total{path="/predict",status="429"}' in call(server, "GET", "/metrics")[2]
         time.sleep(1.1)
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
         with connection:

@@ -26,7 +26,7 @@ from stfseb.serving.metrics import Metrics
 from stfseb.serving.schema import Health, Predictions, Problem, request_model
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from stfseb.methods.base import Method
 
@@ -158,14 +158,11 @@ def create_app(
     async def failed(_: Request, __: Exception) -> JSONResponse:
         return JSONResponse({"detail": "the model failed: see the service's log"}, 500)
 
-    @app.middleware("http")
-    async def count(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call(request)
-        path = request.url.path if request.url.path in _PATHS else "other"
-        metrics.requests.labels(path, str(response.status_code)).inc()
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        return response
+    def count(path: str, status: int) -> None:
+        metrics.requests.labels(path if path in _PATHS else "other", str(status)).inc()
 
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    app.add_middleware(Guard, limiter=RateLimiter(limits.rate), most_bytes=limits.most_bytes, seconds=limits.seconds)
+    app.add_middleware(
+        Guard, limiter=RateLimiter(limits.rate), most_bytes=limits.most_bytes, seconds=limits.seconds, count=count
+    )
     return app

@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _CLIENTS = 10_000  # remembered at a time; the longest silent one is forgotten first
@@ -44,14 +46,26 @@ class _RefusedError(Exception):
 class Guard:
     """Refuses requests that are too large, too frequent or too slow to arrive, before anything reads them."""
 
-    def __init__(self, app: ASGIApp, limiter: RateLimiter, most_bytes: int, seconds: float) -> None:
-        self.app, self.limiter, self.most_bytes, self.seconds = app, limiter, most_bytes, seconds
+    def __init__(
+        self, app: ASGIApp, limiter: RateLimiter, most_bytes: int, seconds: float, count: Callable[[str, int], None]
+    ) -> None:
+        self.app, self.limiter, self.most_bytes, self.seconds, self.count = app, limiter, most_bytes, seconds, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on within its limits, or answer 408, 413 or 429."""
+        """Pass a request on within its limits, or answer 408, 413 or 429; count every answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.count(scope["path"], message["status"])
+                message["headers"] = [*message.get("headers", []), (b"x-content-type-options", b"nosniff")]
+            await send(message)
+
+        await self._guarded(scope, receive, counted)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client") or ("unknown", 0)
         if scope["path"].startswith("/predict") and not self.limiter.allow(client[0]):
             await refuse(send, 429, "too many requests: wait a second", retry="1")
