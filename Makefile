@@ -7,7 +7,7 @@ STAMP_ALL := $(VENV)/.installed-all
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-all lint setup clean
+.PHONY: demo test test-all lint docs setup clean
 
 demo: $(STAMP)
 	$(BIN)/stfseb compare mini
@@ -22,6 +22,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP_ALL)
+	$(BIN)/mkdocs build --strict
 
 setup: $(STAMP)
 
