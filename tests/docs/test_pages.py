@@ -43,9 +43,8 @@ def test_pages_have_blocks_and_fences_are_closed():
     for page in PAGES:
         fences = re.findall(r"^```(\w*)", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert len(fences) % 2 == 0, page
-        opened = set(fences[::2])
-        assert opened <= {"python", "bash", "console", "yaml", "text"}, (page, opened)
-        assert set(fences[1::2]) <= {""}, page
+        assert all(fences[::2]), f"{page}: every block names its language, so that no Python goes untested"
+        assert not any(fences[1::2]), page
 
 
 @pytest.mark.slow
