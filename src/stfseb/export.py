@@ -125,7 +125,7 @@ class _Members(_Sampler):
         return torch.cat(outputs)
 
 
-class Predictor(nn.Module):
+class PortablePredictor(nn.Module):
     """What is exported: a method's S functions and what its likelihood makes of their outputs."""
 
     def __init__(self, sampler: _Sampler, likelihood: Likelihood, temperature: float, values: str) -> None:
@@ -155,7 +155,7 @@ class Predictor(nn.Module):
 
 def predictor(
     method: Method, samples: int | None = None, *, seed: int = 0, example: Any = None, values: str = "probabilities"
-) -> tuple[Predictor, Tensor]:
+) -> tuple[PortablePredictor, Tensor]:
     """Return the module that is exported, on the CPU, and the rows that it is traced with.
 
     Its samples are those of `method.sample_logits(x, samples, seed=seed)`.
@@ -173,7 +173,7 @@ def predictor(
     x = _example(method, example)
     with torch.no_grad():
         sampler = _sampler(method, samples, seed, x)
-    module = Predictor(sampler, method.likelihood, calibration.get("temperature", 1.0), values)
+    module = PortablePredictor(sampler, method.likelihood, calibration.get("temperature", 1.0), values)
     return module.eval().requires_grad_(False), x
 
 

@@ -57,7 +57,7 @@ def test_every_public_name_is_in_the_reference(site):
 
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     missing = [name for name in stfseb.__all__ if f">{name}<" not in text and f".{name}" not in text]
-    assert missing in ([], ["__version__"], ["StfsebError", "__version__"]), missing
+    assert set(missing) <= {"__version__"}, "add them to docs/api.md"
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
