@@ -1,0 +1,163 @@
+"""The command line as a person uses it: in a process of its own, from input to files, and wrong input."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stfseb.data.embedded import read
+
+
+def stfseb(*words, cwd=None, **environment):
+    command = [sys.executable, "-m", "stfseb.cli", *map(str, words)]
+    settings = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=settings, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two methods trained for an epoch and compared."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["compare", "mini", "--methods", "map,mcdropout", "--epochs", 1, "--set", "mcdropout.samples=2"]
+    done = stfseb(*words, "--out", folder, "--quiet")
+    assert done.returncode == 0, done.stderr
+    (job,) = folder.iterdir()
+    return job, done
+
+
+def test_compare_prints_the_table_and_writes_everything(trained):
+    job, done = trained
+    assert "MC Dropout" in done.stdout
+    assert "Accuracy" in done.stdout
+    assert str(job / "report.html") in done.stdout.replace("\n", "")
+    assert (job / "report.html").stat().st_size > 50_000
+    assert list((job / "plots").glob("*.png"))
+    records = [json.loads(p.read_text()) for p in sorted(job.glob("*/record.json"))]
+    assert [r["method"] for r in records] == ["map", "mcdropout"]
+    for record in records:
+        assert record["data"]["train"]["fingerprint"] == read("train").fingerprint
+        assert record["settings"]["sigma"] == 1.0
+        assert 0.2 < record["metrics"]["acc"] < 1.0
+        assert record["history"][0]["validation_nll"] > 0
+        assert record["code"]["version"]
+    assert records[1]["settings"]["samples"] == 2
+
+
+def test_report_is_made_anew(trained):
+    job, _ = trained
+    before = (job / "report.html").read_text()
+    done = stfseb("report", job, "--title", "Once more")
+    assert done.returncode == 0
+    assert "Once more" in (job / "report.html").read_text()
+    assert (job / "report.html").read_text() != before
+
+
+def test_evaluate_repeats_the_record(trained):
+    job, _ = trained
+    run = job / "mini-mcdropout-seed0"
+    done = stfseb("evaluate", run / "model", "--json")
+    assert done.returncode == 0, done.stderr
+    found, expected = json.loads(done.stdout), json.loads((run / "record.json").read_text())["metrics"]
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_predict_takes_pictures_and_arrays(trained, tmp_path):
+    job, _ = trained
+    model = job / "mini-map-seed0" / "model"
+    images = read("test").images[:3, 0].numpy()
+    Image.fromarray(images[0]).save(tmp_path / "one.png")
+    Image.fromarray(np.kron(images[1], np.ones((4, 4), np.uint8))).convert("RGB").save(tmp_path / "two.jpg")
+    np.save(tmp_path / "three.npy", images)
+    words = [tmp_path / "one.png", tmp_path / "two.jpg", tmp_path / "three.npy"]
+    rows = json.loads(stfseb("predict", model, *words, "--json").stdout)
+    assert len(rows) == 5
+    assert rows[0]["class"] == rows[2]["class"]
+    assert rows[0]["probability"] == pytest.approx(rows[2]["probability"], abs=1e-6)
+    assert all(row["class"] in read("test").classes for row in rows)
+    table = stfseb("predict", model, *words)
+    assert table.returncode == 0
+    assert "one.png" in table.stdout
+
+
+def test_predict_flags_the_stated_share_of_familiar_images(trained, tmp_path):
+    """The threshold was set so that 5 % of the validation images look unfamiliar."""
+    job, _ = trained
+    np.save(tmp_path / "validation.npy", read("validation").images.numpy())
+    rows = json.loads(stfseb("predict", job / "mini-map-seed0" / "model", tmp_path / "validation.npy", "--json").stdout)
+    share = sum(row["unfamiliar"] for row in rows) / len(rows)
+    assert 0.03 <= share <= 0.07
+
+
+def wrong(tmp_path):
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "text.npy").write_text("not an array")
+    np.save(tmp_path / "nan.npy", np.full((2, 28, 28), np.nan, dtype=np.float32))
+    np.save(tmp_path / "shape.npy", np.zeros((2, 5, 5), np.uint8))
+    np.savez(tmp_path / "objects.npz", images=np.array([{}], dtype=object))
+    return {
+        "unknown task": (["compare", "minni"], "did you mean 'mini'"),
+        "unknown method": (["compare", "mini", "--methods", "stfseb,mcdropuot"], "did you mean 'mcdropout'"),
+        "unknown setting": (["train", "mini", "--set", "tau3=1"], "tau3"),
+        "setting without a value": (["train", "mini", "--set", "tau2"], "NAME=VALUE"),
+        "dof in covariance form": (["train", "mini", "--set", "dof=2"], "dof=2"),
+        "tau": (["train", "mini", "--set", "tau2=0"], "tau2=0"),
+        "device": (["train", "mini", "--device", "tpu9"], "tpu9"),
+        "task file": (["compare", tmp_path / "none.yaml"], "none.yaml"),
+        "model": (["evaluate", tmp_path / "none"], "does not exist"),
+        "folder without records": (["report", tmp_path], "no record.json"),
+        "missing picture": (["predict", "MODEL", tmp_path / "none.png"], "none.png"),
+        "empty picture": (["predict", "MODEL", tmp_path / "empty.png"], "empty.png"),
+        "text as array": (["predict", "MODEL", tmp_path / "text.npy"], "text.npy"),
+        "NaN pixels": (["predict", "MODEL", tmp_path / "nan.npy"], "NaN"),
+        "other shape": (["predict", "MODEL", tmp_path / "shape.npy"], "shape"),
+        "pickled objects": (["predict", "MODEL", tmp_path / "objects.npz"], "objects.npz"),
+    }
+
+
+CASES = [
+    "unknown task", "unknown method", "unknown setting", "setting without a value", "dof in covariance form", "tau",
+    "device", "task file", "model", "folder without records", "missing picture", "empty picture", "text as array",
+    "NaN pixels", "other shape", "pickled objects",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_input_is_one_line_and_exit_code_two(case, trained, tmp_path):
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    words, match = wrong(inputs)[case]
+    model = trained[0] / "mini-map-seed0" / "model"
+    out = tmp_path / "out"
+    words = [model if word == "MODEL" else word for word in words]
+    done = stfseb(*words, *(["--out", out] if words[0] in ("compare", "train") else []))
+    assert done.returncode == 2, done.stderr
+    assert match in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+
+
+def test_an_unwritable_folder_is_named(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    done = stfseb("train", "mini", "--method", "map", "--epochs", 1, "--out", blocked)
+    assert done.returncode == 2
+    assert str(blocked) in done.stderr
+
+
+def test_help_is_quick_and_imports_no_torch():
+    stfseb("--help")
+    started = time.perf_counter()
+    done = stfseb("--help")
+    took = time.perf_counter() - started
+    assert done.returncode == 0
+    for command in ("compare", "train", "evaluate", "predict", "data", "bench"):
+        assert command in done.stdout
+    assert took < 3.0  # a tenth of that on an idle machine; importing torch alone takes longer than this allows
+    code = "import sys, stfseb.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
