@@ -99,6 +99,9 @@ def wrong(tmp_path):
     np.save(tmp_path / "nan.npy", np.full((2, 28, 28), np.nan, dtype=np.float32))
     np.save(tmp_path / "shape.npy", np.zeros((2, 5, 5), np.uint8))
     np.savez(tmp_path / "objects.npz", images=np.array([{}], dtype=object))
+    np.savez_compressed(tmp_path / "bomb.npz", images=np.zeros((200_000, 28, 28), np.uint8))
+    np.save(tmp_path / "minus.npy", np.full((2, 28, 28), -5.0, dtype=np.float32))
+    (tmp_path / "escape.yaml").write_text("name: ../../escape\ntrain: mnist\n")
     return {
         "unknown task": (["compare", "minni"], "did you mean 'mini'"),
         "unknown method": (["compare", "mini", "--methods", "stfseb,mcdropuot"], "did you mean 'mcdropout'"),
@@ -115,6 +118,11 @@ def wrong(tmp_path):
         "text as array": (["predict", "MODEL", tmp_path / "text.npy"], "text.npy"),
         "NaN pixels": (["predict", "MODEL", tmp_path / "nan.npy"], "NaN"),
         "other shape": (["predict", "MODEL", tmp_path / "shape.npy"], "shape"),
+        "values out of range": (["predict", "MODEL", tmp_path / "minus.npy"], "-5"),
+        "task name": (["compare", tmp_path / "escape.yaml"], "file names"),
+        "unreadable value": (["train", "mini", "--set", "tau2=[1"], "tau2=[1"),
+        "context as a setting": (["train", "mini", "--set", "context=train"], "--context"),
+        "members": (["train", "mini", "-m", "ensemble", "--set", "members=abc"], "members=abc"),
         "pickled objects": (["predict", "MODEL", tmp_path / "objects.npz"], "objects.npz"),
     }
 
@@ -122,7 +130,8 @@ def wrong(tmp_path):
 CASES = [
     "unknown task", "unknown method", "unknown setting", "setting without a value", "dof in covariance form", "tau",
     "device", "task file", "model", "folder without records", "missing picture", "empty picture", "text as array",
-    "NaN pixels", "other shape", "pickled objects",
+    "NaN pixels", "other shape", "pickled objects", "values out of range", "task name", "unreadable value",
+    "context as a setting", "members",
 ]  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def compare(
 def train(
     task: TaskArgument = "mini",
     method: Annotated[str, typer.Option("--method", "-m", help="The method to train.")] = "stfseb",
-    seed: Annotated[int, typer.Option(help="Of the weights, the order, the masks and the context.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of weights, order, masks and context.")] = 0,
     epochs: Epochs = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the method, NAME=VALUE (tau2=10); repeatable.")
@@ -289,7 +289,10 @@ def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:
         method, dot, name = left.partition(".")
         if not (equals and dot and method and name):
             raise StfsebError(f"--set {item}: write METHOD.NAME=VALUE for compare, NAME=VALUE for train")
-        read = yaml.safe_load(value)
+        try:
+            read = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise StfsebError(f"--set {item}: the value cannot be read") from error
         if isinstance(read, str):
             with suppress(ValueError):
                 read = float(value)  # inf, and 1e-3, which YAML takes for words
@@ -303,6 +306,8 @@ def _device(name: str | None) -> str:
     from stfseb.experiments.run import default_device
 
     chosen = name or default_device()
+    if chosen.partition(":")[0] not in ("cpu", "cuda", "mps"):
+        raise StfsebError(f"device '{chosen}' cannot be used: give cpu, cuda or mps")
     try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:

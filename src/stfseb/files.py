@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,35 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically and durably."""
-    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
-        file.write(text)
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically and durably."""
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically and durably."""
+    write_bytes(path, text.encode())
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a folder against other savers, of this process or another, where the system has such locks."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StfsebError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+    try:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Any) -> None:

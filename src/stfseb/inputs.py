@@ -17,7 +17,9 @@ def as_tensor(x: Any, what: str) -> Tensor:
     if isinstance(x, np.ndarray):
         if x.dtype == object:
             raise StfsebError(f"{what} is an array of objects: give numbers of one shape")
-        x = torch.from_numpy(np.ascontiguousarray(x))
+        if x.dtype.kind not in "biuf":
+            raise StfsebError(f"{what} is an array of type {x.dtype}: give numbers")
+        x = torch.from_numpy(np.require(x, x.dtype.newbyteorder("="), ["C", "W"]))
     if not isinstance(x, Tensor):
         raise StfsebError(f"{what} must be a tensor or an array, not {type(x).__name__}")
     return x

@@ -139,10 +139,23 @@ def test_parts_of_a_step_add_up_to_the_whole(batch):
     parts = [method.objective(x[i : i + 5], y[i : i + 5], N, batch_size=B) for i in range(0, B, 5)]
     found = gradient(sum(part.total for part in parts))
     assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
-    with torch.no_grad():
-        net[0].weight.mul_(1.0)  # as an optimiser's step would: the next part belongs to the next step
-    later = method.objective(x[:5], y[:5], N, batch_size=B)
-    assert later.function.item() != parts[0].function.item()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_of_the_optimiser_ends_the_draw(batch, fused):
+    """The next part belongs to the next step, whichever way the optimiser wrote the weights."""
+    x, y, context = batch
+    net = make_net(0.0)
+    method = STFSEB(net, context, num_context=8, samples=1, prior_weight=1.0)
+    optimiser = torch.optim.Adam(net.parameters(), 1e-3, fused=fused)
+    steps = []
+    for _ in range(3):
+        for rows in (slice(0, 6), slice(6, 12)):
+            method.objective(x[rows], y[rows], N, batch_size=B).total.backward()
+            steps.append(method.context.step)
+        optimiser.step()
+        optimiser.zero_grad()
+    assert steps == [1, 1, 2, 2, 3, 3]
 
 
 def test_context_masks_agree_over_parts_and_processes(batch):
@@ -193,6 +206,35 @@ def test_features_come_from_the_network_at_construction(batch):
     assert terms.function.item() == pytest.approx(function_penalty(net(context), h, 1.0, 2.0, 5.0), rel=1e-9)
 
 
+def test_features_keep_the_networks_precision_in_a_bf16_run():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
+    context = torch.rand(40, 1, 8, 8)
+    method = STFSEB(net, context, num_context=8, samples=1)
+    h = net[:2](context).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        method.objective(torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.long), 10)
+    assert method.context.cached.dtype == torch.float32
+    assert torch.allclose(method.context.cached, h, atol=1e-6)
+
+
+def test_context_of_other_kinds(batch):
+    _x, _y, context = batch
+    frozen = context.numpy().copy()
+    frozen.setflags(write=False)
+    for given in ((context, torch.zeros(40)), frozen, frozen.astype(">f8"), list(context)):
+        method = STFSEB(make_net(0.0), given, num_context=40, samples=1)
+        assert torch.equal(method.context.images.double(), context)
+    with pytest.raises(StfsebError, match="different shapes"):
+        STFSEB(make_net(0.0), [torch.zeros(5), torch.zeros(6)])
+
+    class Stubborn(nn.Sequential):
+        def __deepcopy__(self, memo):
+            raise TypeError("no copies")
+
+    with pytest.raises(StfsebError, match="extractor=callable"):
+        STFSEB(Stubborn(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3)).double(), context)
+
+
 def test_a_callable_extractor_and_normalised_features(batch):
     x, y, context = batch
     net = make_net(0.0)
@@ -208,6 +250,9 @@ def test_context_is_drawn_without_replacement():
     stream = ContextStream(100, 32, seed=4)
     seen = torch.cat([stream.indices(step) for step in range(25)])  # 800 draws: eight cycles
     assert torch.equal(torch.bincount(seen), torch.full((100,), 8))
+    cycles = seen.view(8, 100)
+    assert len(torch.unique(cycles, dim=0)) == 8  # a new order in every cycle
+    assert torch.equal(torch.cat([stream.indices(i) for i in range(5)]), stream.indices(0, 5))
     assert torch.equal(stream.indices(3), ContextStream(100, 32, seed=4).indices(3))
     assert not torch.equal(stream.indices(3), ContextStream(100, 32, seed=5).indices(3))
 

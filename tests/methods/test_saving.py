@@ -160,3 +160,45 @@ def test_tied_parameters_are_saved(tmp_path):
     x = torch.rand(3, 4)
     assert torch.equal(again.predict_proba(x), method.predict_proba(x))
     assert again.net.a.weight is again.net.b.weight
+
+
+def test_saving_again_mends_a_damaged_model(model):
+    folder, method = model
+    weights = next(folder.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:100])
+    save(method, folder)
+    assert torch.equal(load(folder).net.output.bias, method.net.output.bias)
+
+
+def test_savers_at_once_leave_one_whole_model(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    methods = [MAP(SmallCNN(hidden=4)) for _ in range(4)]
+    for method in methods:
+        torch.nn.init.normal_(method.net.output.bias)
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda method: save(method, tmp_path / "m"), methods))
+        bias = load(tmp_path / "m").net.output.bias
+        assert any(torch.equal(bias, method.net.output.bias) for method in methods)
+        assert len(list((tmp_path / "m").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": "2"}, {"dtype": "quux"}, {"settings": []}, {"method": 3}, {"network": []}, {"likelihood": None}],
+)
+def test_an_edited_description_is_refused_in_one_line(model, change):
+    folder, _ = model
+    meta = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**meta, **change}))
+    with pytest.raises(StfsebError) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_numpy_settings_are_saved(tmp_path):
+    import numpy as np
+
+    method = MCDropout(SmallCNN(hidden=4), sigma=np.float32(0.5), samples=np.int64(3))
+    assert load(save(method, tmp_path / "m")).settings.samples == 3

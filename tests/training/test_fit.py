@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stfseb import MAP, STFSEB, MCDropout, StfsebError, fit
 from stfseb.training.batches import ResidentBatches, split_off
+from stfseb.training.engine import EagerEngine, make_optimiser
 from stfseb.training.fit import CollapseWarning, DivergedError
 from stfseb.training.validation import validation_score
 
@@ -108,6 +109,49 @@ def test_a_ragged_last_batch_weighs_what_it_holds(moons):
     assert sizes == [128, 128, 44]
     whole = method.objective(x, y, len(x))
     assert parts == pytest.approx([whole.data.item(), whole.weights.item()], rel=1e-5)
+
+
+def test_every_batch_is_divided_by_the_nominal_size(moons):
+    net = make_net(0.0)
+    (x, y), _ = moons
+    method = MAP(net, sigma=0.5)
+    batches = ResidentBatches(x, y, 128, 0, torch.device("cpu"))
+    EagerEngine(method, batches, make_optimiser(method, lr=0.0), "float32").step(x[:44], y[:44])
+    found = torch.cat([p.grad.flatten() for p in net.parameters()])
+    total = method.objective(x[:44], y[:44], len(x)).total / 128
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(net.parameters()))])
+    assert torch.allclose(found, expected, atol=1e-7)
+
+
+def test_loaders_of_other_kinds_are_refused_in_one_line(moons):
+    (x, y), validation = moons
+    method = MCDropout(make_net(), samples=1)
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(zip(x, y, strict=True))
+
+    for train, match in (
+        (DataLoader(TensorDataset(x[:5], y[:5]), batch_size=8, drop_last=True), "no minibatch"),
+        (DataLoader(TensorDataset(x, y, y), batch_size=8), "pairs"),
+        (Stream(), "IterableDataset"),
+        ((), "pair"),
+    ):
+        with pytest.raises(StfsebError, match=match):
+            fit(method, train, validation, epochs=1, progress=False)
+    with pytest.raises(StfsebError, match="validation x is empty"):
+        fit(method, (x, y), (x[:0], y[:0]), epochs=1, progress=False)
+    loader = DataLoader(TensorDataset(x, y.int()), batch_size=50, shuffle=True)
+    state = torch.get_rng_state()
+    fit(method, loader, validation, epochs=1, progress=False)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_one_row_left_over_and_batch_norm():
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    x, y = torch.rand(65, 2), torch.zeros(65, dtype=torch.long)
+    with pytest.raises(StfsebError, match="batch_size"):
+        fit(MAP(net), (x, y), (x, y), epochs=1, batch_size=32, progress=False)
 
 
 def test_one_step_of_adam_by_hand(moons):

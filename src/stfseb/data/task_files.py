@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -50,7 +51,10 @@ def read_task_file(path: Path) -> Task:
         raise StfsebError(f"task file '{path}' is not YAML{line}: {getattr(error, 'problem', error)}") from None
     if not isinstance(content, dict):
         raise StfsebError(f"task file '{path}' must hold keys such as train, test and classes, not {content!r:.60}")
-    return parse_task(str(content.get("name", path.stem)), content, path.parent.resolve(), path.name)
+    name = str(content.get("name", path.stem))
+    if not re.fullmatch(r"[\w][\w.-]*", name):
+        raise StfsebError(f"{path.name}: name '{name}' goes into file names: use letters, digits, '.', '_' and '-'")
+    return parse_task(name, content, path.parent.resolve(), path.name)
 
 
 def parse_task(name: str, content: dict[str, Any], base: Path, file: str) -> Task:

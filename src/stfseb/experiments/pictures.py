@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from stfseb.data.arrays import load_arrays
 from stfseb.data.pictures import read_picture
 from stfseb.errors import StfsebError
+from stfseb.inputs import as_tensor, check_pixels
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
 ARRAYS = (".npy", ".npz")
 
@@ -36,20 +38,11 @@ def _picture(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 def _array(path: Path) -> np.ndarray[Any, Any]:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            name = "images" if "images" in loaded.files else loaded.files[0] if len(loaded.files) == 1 else None
-            if name is None:
-                raise StfsebError(f"{path} holds {', '.join(loaded.files)}: give one array, or name it 'images'")
-            found: np.ndarray[Any, Any] = loaded[name]
-            return found
-    except StfsebError:
-        raise
-    except Exception as error:  # numpy raises many kinds for damaged files
-        raise StfsebError(f"{path} cannot be read as an array ({type(error).__name__}: {error})") from error
+    arrays = load_arrays(path)  # refuses what a header claims and the file does not hold
+    name = "images" if "images" in arrays else next(iter(arrays)) if len(arrays) == 1 else None
+    if name is None:
+        raise StfsebError(f"{path} holds {', '.join(arrays) or 'no arrays'}: give one array, or name it 'images'")
+    return arrays[name]
 
 
 def _as_images(array: np.ndarray[Any, Any], shape: tuple[int, ...], path: Path) -> Tensor:
@@ -67,7 +60,10 @@ def _as_images(array: np.ndarray[Any, Any], shape: tuple[int, ...], path: Path) 
         array = array.transpose(0, 3, 1, 2)
     if array.shape[1:] != shape:
         raise StfsebError(f"{path} has shape {array.shape}: the model takes images of shape {shape}")
-    images = torch.from_numpy(np.ascontiguousarray(array))
-    if images.is_floating_point() and len(images) and float(images.max()) > 1.5:
-        raise StfsebError(f"{path} has values up to {float(images.max()):g}: give uint8, or floating point in [0, 1]")
+    images = as_tensor(array, str(path))
+    if images.is_floating_point() and len(images):
+        check_pixels(images, str(path))
+        low, high = float(images.min()), float(images.max())
+        if low < -0.5 or high > 1.5:
+            raise StfsebError(f"{path} has values from {low:g} to {high:g}: give uint8, or floating point in [0, 1]")
     return images

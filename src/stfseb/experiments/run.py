@@ -14,6 +14,7 @@ from stfseb.evaluation.evaluate import assess
 from stfseb.evaluation.gallery import gallery
 from stfseb.experiments.machine import PeakMemory, code_version, machine
 from stfseb.experiments.records import write_record
+from stfseb.methods.base import check_count
 from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.registry import key_of, method_class
 from stfseb.methods.saving import save
@@ -68,7 +69,8 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     settings = {**task.presets.get(key, {}), **config.settings}
     if key == "ensemble":
         one = replace(config, method=str(settings.pop("of", "map")), settings={})
-        count = int(settings.pop("members", 5))
+        count = settings.pop("members", 5)
+        check_count(members=count)
         if settings:
             raise StfsebError(f"an ensemble has no setting '{min(settings)}': give 'of' and 'members'")
         return Ensemble.of(lambda i: make_method(data, replace(one, seed=1000 * config.seed + i)), count)
@@ -77,6 +79,8 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     torch.manual_seed(config.seed)
     if "samples" in names:
         settings.setdefault("samples", {**task.training, **config.training}["train_samples"])
+    if "context" in settings or "likelihood" in settings:
+        raise StfsebError("context and likelihood are not settings of a run: choose the context with --context")
     if "num_context" in names:
         settings["context"] = "train" if data.context is None else data.context.images
     try:

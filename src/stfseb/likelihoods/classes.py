@@ -55,7 +55,7 @@ class Categorical(Classification):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-softmax at the labels (one fused kernel: this is every training step)."""
         samples, rows, classes = outputs.shape
-        labels = y.expand(samples, rows).reshape(-1)
+        labels = y.long().expand(samples, rows).reshape(-1)
         loss = F.cross_entropy(wide(outputs).reshape(-1, classes), labels, reduction="none")
         return -loss.view(samples, rows)
 

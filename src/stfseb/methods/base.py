@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON knows them (infinity as a string)."""
-        values = asdict(self)  # type: ignore[call-overload]
+        values = {k: v.item() if hasattr(v, "item") else v for k, v in asdict(self).items()}  # type: ignore[call-overload]
         return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
     @classmethod
@@ -65,17 +66,17 @@ class Settings:
         return cls(**{k: math.inf if v == "inf" else v for k, v in values.items()})
 
 
-def check_positive(**values: float) -> None:
+def check_positive(**values: Any) -> None:
     """Raise for the first value that is not a positive, finite number."""
     for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
+        if not isinstance(value, Real) or not (math.isfinite(value) and float(value) > 0):
             raise StfsebError(f"{name}={value}: must be a positive number")
 
 
-def check_count(**values: int) -> None:
+def check_count(**values: Any) -> None:
     """Raise for the first value that is not a whole number of at least 1."""
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
             raise StfsebError(f"{name}={value}: must be a whole number of at least 1")
 
 
@@ -158,8 +159,7 @@ class Method(DecidingMixin, nn.Module, ABC):
                     "this method has no context images (a loaded model keeps only their fingerprint): "
                     "construct it anew with context=... to train it"
                 )
-            version = None if batch_size is None else sum(p._version for p in self.trainable())
-            draw = self.context.next(x, version)
+            draw = self.context.next(x, None if batch_size is None else _mark(self.trainable()))
         part = 1.0 if batch_size is None else len(x) / batch_size
         return self.terms(x, y, draw, len(x) / num_data, part)
 
@@ -302,6 +302,17 @@ class Method(DecidingMixin, nn.Module, ABC):
     def trainable(self) -> list[Tensor]:
         """Return the network's parameters that the weight prior covers."""
         return [p for p in self.net.parameters() if p.requires_grad]
+
+
+@torch.no_grad()
+def _mark(parameters: list[Tensor]) -> Tensor:
+    """Return a few numbers that change whenever an optimiser changes the parameters.
+
+    The first and the last element of each tensor; version counters would not do, as fused optimisers leave
+    them alone.
+    """
+    flat = [p.detach().reshape(-1) for p in parameters]
+    return torch.stack([f[i].double() for f in flat for i in (0, -1)])
 
 
 @contextmanager

@@ -39,6 +39,8 @@ def as_context(context: Any) -> Tensor | str:
         return context
     if context is None:
         raise StfsebError("context is missing: give unlabelled images, 'train', or functional_scale=0 to do without")
+    if isinstance(context, tuple) and len(context) == 2 and hasattr(context[0], "shape"):
+        context = context[0]  # (x, y): labels are not used
     images = stacked(context) if hasattr(context, "__getitem__") and not hasattr(context, "shape") else context
     tensor = as_tensor(images, "context")
     check_pixels(tensor, "context")
@@ -51,6 +53,9 @@ def stacked(dataset: Any) -> Tensor:
     images = [torch.as_tensor(item[0] if isinstance(item, tuple | list) else item) for item in items]
     if not images:
         raise StfsebError("context is empty: give at least one example")
+    shapes = {tuple(image.shape) for image in images}
+    if len(shapes) > 1:
+        raise StfsebError(f"context images have different shapes, {', '.join(map(str, sorted(shapes)[:3]))}: give one")
     return torch.stack(images)
 
 
@@ -145,7 +150,7 @@ class Context(nn.Module):
         self.layer = layer
         self.seed = int(torch.randint(2**31, ())) if seed is None else seed
         self.step = 0
-        self._drawn_at: int | None = None
+        self._drawn_at: Tensor | None = None
         self._extractor: Features | None = None
         # In tuples, so that extractors are no submodules: nothing of theirs is trained or saved.
         self._frozen = (_frozen(net, extractor, self.seed),)
@@ -165,14 +170,14 @@ class Context(nn.Module):
         if self.stream is not None:
             self.stream = ContextStream(self.stream.count, self.num_context, seed)
 
-    def next(self, x: Tensor, version: int | None) -> Draw:
+    def next(self, x: Tensor, mark: Tensor | None) -> Draw:
         """Return the context of the next step.
 
-        Parts of one step pass the parameters' `version`: the draw changes only when the version has.
+        Parts of one step pass a `mark` of the parameters: the draw changes only when the mark has.
         """
-        if version is None or version != self._drawn_at:
+        if mark is None or self._drawn_at is None or not torch.equal(mark, self._drawn_at):
             self.step += 1
-        self._drawn_at = version
+        self._drawn_at = mark
         return self.draw(x, self.step - 1)
 
     def draw(self, x: Tensor, step: int) -> Draw:
@@ -239,8 +244,14 @@ def _frozen(net: nn.Module, extractor: str | Callable[[Tensor], Tensor] | None, 
     """Copy the network now, at construction: training will change it."""
     if not isinstance(extractor, str):
         return None
-    if extractor == "init":
-        return copy.deepcopy(net)
-    if extractor == "independent":
-        return reinitialised(net, seed)
-    raise unknown("extractor", extractor, EXTRACTORS)
+    if extractor not in EXTRACTORS:
+        raise unknown("extractor", extractor, EXTRACTORS)
+    try:
+        return copy.deepcopy(net) if extractor == "init" else reinitialised(net, seed)
+    except StfsebError:
+        raise
+    except Exception as error:  # a module may refuse to be copied in any way
+        raise StfsebError(
+            f"{type(net).__name__} cannot be copied for the function prior ({type(error).__name__}): "
+            "give extractor=callable"
+        ) from error

@@ -135,15 +135,29 @@ class DecidingMixin:
 
         Samples and seed are those of the rules unless given. A rule that was never set applies to no input.
         """
-        own_samples, own_seed = self.rule_draw()
-        samples, seed = samples or own_samples, own_seed if seed is None else seed
-        parts = self._over_rows(self.judge, as_tensor(x, "x"), samples, seed)
-        return Decisions(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        draws = [self._draw_of(name) for name in (ABSTAIN, UNFAMILIAR)]
+        found = []
+        for own_samples, own_seed in dict.fromkeys(draws):  # one pass, unless the rules were set with different draws
+            parts = self._over_rows(
+                self.judge, as_tensor(x, "x"), samples or own_samples, own_seed if seed is None else seed
+            )
+            found.append(Decisions(*(torch.cat(column) for column in zip(*parts, strict=True))))
+        return found[0] if len(found) == 1 else found[0]._replace(unfamiliar=found[1].unfamiliar)
+
+    def _draw_of(self: Any, name: str) -> tuple[int, int]:
+        other = UNFAMILIAR if name == ABSTAIN else ABSTAIN
+        rule = self.calibration.get(name) or self.calibration.get(other) or {}
+        return int(rule.get("samples", self.samples)), int(rule.get("seed", 0))
 
     def rule_draw(self: Any) -> tuple[int, int]:
         """Return the samples and the seed that the rules were set with: decisions should take the same."""
-        rule = self.calibration.get(ABSTAIN) or self.calibration.get(UNFAMILIAR) or {}
-        return rule.get("samples", self.samples), rule.get("seed", 0)
+        one: tuple[int, int] = self._draw_of(ABSTAIN)
+        other = self._draw_of(UNFAMILIAR)
+        if one != other:
+            raise StfsebError(
+                f"abstain was set with (samples, seed) = {one} and ood_threshold with {other}: set both with the same"
+            )
+        return one
 
     def judge(self: Any, outputs: Tensor) -> Decisions:
         """Return what `decide` does, from (tempered) outputs (S, N, L) that are there already."""

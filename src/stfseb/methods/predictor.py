@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stfseb.inputs import as_tensor, check_pixels, scaled
 from stfseb.methods.base import Method, check_count, evaluating
+from stfseb.methods.calibrated import tempered
 from stfseb.methods.mc_dropout import DropoutMethod
 from stfseb.networks.layout import CardLayout
 from stfseb.networks.precision import resolve, running
@@ -99,4 +100,4 @@ class Predictor:
 
     def predict_proba(self, x: Any) -> Tensor:
         """Return the Monte Carlo average of the predictive probabilities, (N, L)."""
-        return self.method.likelihood.predict(self.sample_logits(x))
+        return self.method._prediction(tempered(self.method.calibration, self.sample_logits(x)))

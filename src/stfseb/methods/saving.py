@@ -7,16 +7,18 @@ folder holds one complete model. Weights are stored without a device.
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialise
 
 from stfseb._version import __version__
 from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError
-from stfseb.files import read_json, replacing, write_json
+from stfseb.files import alone_in, read_json, write_bytes, write_json
 from stfseb.likelihoods import from_spec
 from stfseb.methods.registry import method_class
 from stfseb.networks.registry import build
@@ -31,24 +33,21 @@ FORMAT = 1
 
 def save(method: Method, path: str | Path) -> Path:
     """Write `method` into the folder `path` (weights, settings, calibration; not the context's images)."""
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if folder.is_file():
         raise StfsebError(f"{folder} is a file: give the name of a folder")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in method.state_dict().items()}
-    staging = folder / "weights.safetensors"
-    with replacing(staging) as part:
-        save_file(tensors, part)
-        digest = hashlib.sha256(part.read_bytes()).hexdigest()
-        name = f"weights-{digest[:12]}.safetensors"
-        target = folder / name
-        if not target.exists():
-            part.replace(target)
-        part.touch()
-    staging.unlink()
-    write_json(folder / "model.json", {**_description(method), "weights": {"file": name, "sha256": digest}})
-    for stale in folder.glob("weights-*.safetensors"):
-        if stale.name != name:
-            stale.unlink(missing_ok=True)
+    content = serialise(tensors)
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"weights-{digest[:12]}.safetensors"
+    description = {**_description(method), "weights": {"file": name, "sha256": digest}}
+    json.dumps(description, allow_nan=False)  # what cannot be written must fail before anything is
+    with alone_in(folder):
+        write_bytes(folder / name, content)
+        write_json(folder / "model.json", description)
+        for stale in folder.glob("weights-*.safetensors"):
+            if stale.name != name:
+                stale.unlink(missing_ok=True)
     return folder
 
 
@@ -57,11 +56,11 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
 
     Built-in networks are rebuilt; for any other module give a fresh instance as `net`.
     """
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if not folder.exists():
         raise StfsebError(f"model folder {folder} does not exist")
     meta = read_json(folder / "model.json", "model file")
-    if not isinstance(meta, dict) or "format" not in meta:
+    if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
         raise StfsebError(f"{folder / 'model.json'} is not a model description: it names no format")
     if meta["format"] > FORMAT:
         raise StfsebError(
@@ -74,6 +73,13 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
         method.load_state_dict(tensors)
     except KeyError as error:
         raise StfsebError(f"{folder / 'model.json'} lacks the entry {error}: it is damaged") from error
+    except StfsebError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise StfsebError(
+            f"{folder / 'model.json'} cannot be used ({type(error).__name__}: {' '.join(str(error).split())[:200]}): "
+            "it is damaged or was edited"
+        ) from error
     except RuntimeError as error:
         lines = " ".join(str(error).split())
         raise StfsebError(f"the weights in {folder} do not fit {type(net).__name__}: {lines[:300]}") from error

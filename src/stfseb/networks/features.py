@@ -82,12 +82,14 @@ class Features:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """Return the features of a batch, flattened to (N, p)."""
-        if self.layer is not None:
-            out = self._hooked(x)
-        elif isinstance(self.source, nn.Module):
-            out = _quiet_forward(self.source, x)
-        else:
-            out = self.source(x)
+        # In the network's own precision, whatever the training runs in: h is computed once and kept.
+        with torch.autocast(x.device.type, enabled=False):
+            if self.layer is not None:
+                out = self._hooked(x)
+            elif isinstance(self.source, nn.Module):
+                out = _quiet_forward(self.source, x)
+            else:
+                out = self.source(x)
         if out.shape[:1] != x.shape[:1]:
             raise StfsebError(f"the extractor turned {len(x)} images into features of shape {tuple(out.shape)}")
         return out.detach().flatten(1)

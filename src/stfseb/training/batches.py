@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels
@@ -91,7 +91,7 @@ class LoaderBatches:
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield the loader's minibatches, moved to the device."""
         del number  # the loader's sampler draws from torch's default generator, which fit seeds
-        for x, y in self.loader:
+        for x, y in self._pairs():
             x = x.to(self.device, non_blocking=True)
             yield (x if self.augment is None else self.augment(x)), y.to(self.device, non_blocking=True)
 
@@ -99,12 +99,24 @@ class LoaderBatches:
         """Return the first `count` examples of an epoch."""
         xs: list[Tensor] = []
         ys: list[Tensor] = []
-        for x, y in self.loader:
+        for x, y in self._pairs():
             xs.append(x)
             ys.append(y)
             if sum(map(len, xs)) >= count:
                 break
+        if not xs:
+            raise StfsebError(
+                f"the DataLoader gives no minibatch of its {self.num_data} examples: lower batch_size or drop_last"
+            )
         return torch.cat(xs)[:count], torch.cat(ys)[:count]
+
+    def _pairs(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            if not isinstance(batch, Sequence) or len(batch) != 2:
+                kinds = len(batch) if isinstance(batch, Sequence) else type(batch).__name__
+                raise StfsebError(f"the DataLoader's minibatches must be pairs (x, y), not {kinds}")
+            x, y = batch
+            yield x, y if y.is_floating_point() else y.long()
 
 
 def as_pair(data: Any, what: str) -> Batch | None:
@@ -114,7 +126,7 @@ def as_pair(data: Any, what: str) -> Batch | None:
     if hasattr(data, "images") and hasattr(data, "labels"):
         data = (data.images, data.labels)
     if isinstance(data, Sequence) and not isinstance(data, str):
-        if len(data) != 2 or data[1] is None:
+        if len(data) != 2 or data[1] is None or data[0] is None:
             raise StfsebError(f"{what} must be a pair (x, y), not {len(data)} things or one without labels")
         x, y = as_tensor(data[0], f"{what} x"), as_tensor(data[1], f"{what} y")
         if len(x) != len(y):
@@ -125,17 +137,24 @@ def as_pair(data: Any, what: str) -> Batch | None:
 
 
 def make_batches(
-    data: Any, batch_size: int, seed: int, device: torch.device, augment: Augment | None = None
+    data: Any,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+    augment: Augment | None = None,
+    what: str = "train",
 ) -> Batches:
     """Return the minibatches of `data`, resident where it is tensors, streamed otherwise."""
-    pair = as_pair(data, "train")
+    pair = as_pair(data, what)
     if pair is not None:
         return ResidentBatches(*pair, batch_size, seed, device, augment)
     if isinstance(data, DataLoader):
         return LoaderBatches(data, device, augment)
+    if isinstance(data, IterableDataset):
+        raise StfsebError(f"{what} is an IterableDataset, which has no length: the objective needs it")
     if isinstance(data, Dataset):
         return LoaderBatches(DataLoader(data, batch_size, shuffle=True), device, augment)
-    raise StfsebError(f"train is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
+    raise StfsebError(f"{what} is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
 
 
 def split_off(data: Any, fraction: float) -> tuple[Any, Any]:

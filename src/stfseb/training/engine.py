@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from stfseb.errors import StfsebError
 from stfseb.networks.precision import resolve, running
 from stfseb.training.batches import Batches, ResidentBatches
 from stfseb.training.static_step import StaticStep
@@ -70,7 +71,15 @@ class EagerEngine:
     def step(self, x: Tensor, y: Tensor) -> Terms:
         """Compute the objective of a minibatch and its gradient."""
         with running(self.precision, self.method.like.device):
-            terms = self.method.objective(x, y, self.batches.num_data)
+            try:
+                terms = self.method.objective(x, y, self.batches.num_data)
+            except ValueError as error:
+                if len(x) == 1 and "more than 1 value per channel" in str(error):
+                    raise StfsebError(
+                        "the last minibatch has one row, of which batch norm cannot take statistics: choose a "
+                        f"batch_size that does not leave one of {self.batches.num_data} examples over"
+                    ) from error
+                raise
         self.optimiser.zero_grad(set_to_none=True)
         # Divided by the nominal batch size, so that a smaller last batch weighs what it holds.
         (terms.total / self.batches.batch_size).backward()

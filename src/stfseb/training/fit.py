@@ -87,12 +87,12 @@ def fit(
             raise StfsebError("validation is missing: with a DataLoader give validation=(x, y) or another DataLoader")
         train, validation = split_off(train, 0.1)
     batches = make_batches(train, batch_size, seed, place, augment)
-    held_out = make_batches(validation, _VALIDATION_ROWS, seed, place)
-    check_split(method, batches, "train")
-    check_split(method, held_out, "validation")
+    held_out = make_batches(validation, _VALIDATION_ROWS, seed, place, what="validation")
     protocol = Protocol(epochs, patience, lr, betas, eps, validation_samples, seed, precision, capture, compiled)
     # The caller's random state is left alone, and every epoch starts from its own (so that it can be resumed).
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        check_split(method, batches, "train")
+        check_split(method, held_out, "validation")
         training = Training(method, batches, held_out, protocol)
         steps = -(-batches.num_data // batches.batch_size)
         with TrainingProgress(method.label, epochs, steps, show=progress) as display:
@@ -104,8 +104,7 @@ def fit(
                 display.epoch(entry, training.result.best_epoch == number)
                 if callback is not None:
                     callback(entry)
-        result = training.restore_best()
-    return conclude(training, result)
+        return conclude(training, training.restore_best())
 
 
 def conclude(training: Training, result: FitResult) -> FitResult:
