@@ -131,7 +131,7 @@ def evaluate(
     from rich.console import Console
     from rich.table import Table
 
-    from stfseb.data.tasks import load_task
+    from stfseb.data.tasks import load_task, task_names
     from stfseb.evaluation.evaluate import evaluate as evaluate_method
     from stfseb.methods.saving import load
 
@@ -139,6 +139,8 @@ def evaluate(
     name = task or method.provenance.get("task")
     if name is None:
         raise StfsebError("the model does not say on which task it was trained: give --task")
+    if task is None and name not in task_names():
+        raise StfsebError(f"the model was trained on a task of your own, '{name}': give its file, --task {name}.yaml")
     data = load_task(name).load()
     method.to(_device(device))
     found = evaluate_method(method, data.test, data.ood, samples=samples or data.task.training["test_samples"])

@@ -125,6 +125,23 @@ def test_functional_dropout_is_active_in_eval_and_batch_norm_is_not():
     assert not net.training
 
 
+def noisy(x):
+    return F.dropout(x, 0.5)
+
+
+class Roundabout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.fc(noisy(x))
+
+
+def test_dropout_in_a_function_that_forward_calls_is_found():
+    check_has_dropout(Roundabout())
+
+
 def test_no_dropout_is_the_identity_even_in_training_mode():
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.Linear(8, 2)).train()
     x = torch.randn(5, 4)

@@ -51,10 +51,21 @@ def read_task_file(path: Path) -> Task:
         raise StfsebError(f"task file '{path}' is not YAML{line}: {getattr(error, 'problem', error)}") from None
     if not isinstance(content, dict):
         raise StfsebError(f"task file '{path}' must hold keys such as train, test and classes, not {content!r:.60}")
+    content = _numbers(content)
     name = str(content.get("name", path.stem))
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise StfsebError(f"{path.name}: name '{name}' goes into file names: use letters, digits, '.', '_' and '-'")
     return parse_task(name, content, path.parent.resolve(), path.name)
+
+
+def _numbers(value: Any) -> Any:
+    """Read 1e-3 as a number everywhere, which YAML 1.1 takes for a word."""
+    if isinstance(value, dict):
+        return {key: _numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_numbers(entry) for entry in value]
+    scientific = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
+    return float(value) if scientific else value
 
 
 def parse_task(name: str, content: dict[str, Any], base: Path, file: str) -> Task:

@@ -243,12 +243,19 @@ def check_has_dropout(net: nn.Module) -> None:
 
 
 def _names_in_forwards(net: nn.Module) -> set[str]:
+    """Return the names that the modules' own forwards use, and those of functions that they call."""
     names: set[str] = set()
-    for module in net.modules():
-        forward = type(module).forward
-        code = getattr(forward, "__code__", None)
-        if code is not None and not type(module).__module__.startswith("torch."):
-            names.update(code.co_names)
+    waiting = [type(m).forward for m in net.modules() if not type(m).__module__.startswith("torch.")]
+    seen: set[int] = set()
+    while waiting:
+        function: Any = waiting.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or id(code) in seen:
+            continue
+        seen.add(id(code))
+        names.update(code.co_names)
+        called = [getattr(function, "__globals__", {}).get(name) for name in code.co_names]
+        waiting += [f for f in called if callable(f) and not str(getattr(f, "__module__", "")).startswith("torch")]
     return names
 
 
