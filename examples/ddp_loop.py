@@ -5,7 +5,7 @@ rows. `batch_size=` is the whole step's size, and `reseed` gives all processes t
 """
 
 import os
-import tempfile
+import socket
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,9 @@ from stfseb.data.embedded import read
 ROWS, STEP = 1000, 64
 
 
-def worker(rank: int, world: int, meeting: str, epochs: int) -> None:
+def worker(rank: int, world: int, port: int, epochs: int) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     torch.set_num_threads(1)
     train = read("train").take(slice(0, ROWS))
     torch.manual_seed(0)  # the same weights everywhere
@@ -39,12 +39,15 @@ def worker(rank: int, world: int, meeting: str, epochs: int) -> None:
     if rank == 0:
         nll = stfseb.evaluate(method, read("validation").take(slice(0, 300)))["nll"]
         print(f"validation NLL {nll:.3f}")
+    dist.barrier()
     dist.destroy_process_group()
 
 
 def main(epochs: int = 2) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(worker, (2, f"{folder}/meeting", epochs), nprocs=2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(worker, (2, port, epochs), nprocs=2)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Splitting a step, mixed precision and compilation leave the objective what it is."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,10 @@ def test_two_processes_give_the_gradients_of_one(kind, tmp_path):
     script = Path(__file__).with_name("two_processes.py")
     out = tmp_path / "gradients.safetensors"
     command = [sys.executable, script, kind]
-    processes = [subprocess.Popen([*command, str(rank), tmp_path / "meeting", out]) for rank in (0, 1)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = [subprocess.Popen([*command, str(rank), port, out]) for rank in (0, 1)]
     try:
         assert [process.wait(timeout=120) for process in processes] == [0, 0]
     finally:

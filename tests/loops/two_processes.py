@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,9 @@ def make(kind):
 def main(kind, rank, meeting, out):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    # A port, not a file: a file store hangs now and then when both processes come to it at once.
+    store = dist.TCPStore("127.0.0.1", int(meeting), 2, is_master=rank == 0, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     method = make(kind)
     parallel = DistributedDataParallel(method)
     x, y = batch()
@@ -45,6 +48,7 @@ def main(kind, rank, meeting, out):
     (total * 2 / ROWS).backward()
     if rank == 0:
         save_file({name: p.grad for name, p in method.named_parameters()}, out)
+    dist.barrier()  # rank 0 keeps the store until the other is done
     dist.destroy_process_group()
 
 
