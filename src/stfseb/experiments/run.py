@@ -90,12 +90,11 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
 
 
 def train_and_evaluate(
-    data: TaskData, config: RunConfig, folder: Path, *, progress: bool = True
+    data: TaskData, config: RunConfig, folder: Path, *, progress: bool = True, more: dict[str, Any] | None = None
 ) -> tuple[Method, dict[str, Any]]:
     """Train, evaluate and save one run into `folder`; return the method and its record."""
     started = time.time()
     method = make_method(data, config)
-    training = {**data.task.training, **config.training}
     device = torch.device(config.device)
     method.to(device)
     with PeakMemory(device) as memory:
@@ -103,20 +102,35 @@ def train_and_evaluate(
             method,
             data.train,
             data.validation,
-            epochs=training["epochs"],
-            batch_size=training["batch_size"],
-            lr=training["lr"],
-            patience=training["patience"],
-            validation_samples=training["test_samples"],
+            batch_size=training_of(data.task, config)["batch_size"],
             seed=config.seed,
-            augment=_augment(data.task),
+            augment=augmentation(data.task),
             progress=progress,
+            **protocol_of(data.task, config),
         )
-    samples = training["test_samples"]
+    record = evaluate_and_record(
+        data, config, method, result, folder, started=started, memory=memory.megabytes, more=more
+    )
+    return method, record
+
+
+def evaluate_and_record(
+    data: TaskData,
+    config: RunConfig,
+    method: Method,
+    result: FitResult,
+    folder: Path,
+    *,
+    started: float,
+    memory: float | None,
+    more: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a trained method, save it and, last, its record with the entries `more`; return the record."""
+    training = training_of(data.task, config)
     with suppress(StfsebError):  # too few validation images to promise anything
         method.ood_threshold(0.05)
         method.abstain(0.9)
-    evaluation = assess(method, data.test, data.ood, samples=samples)
+    evaluation = assess(method, data.test, data.ood, samples=training["test_samples"])
     method.provenance = provenance(data)
     save(method, folder / "model")
     record = {
@@ -131,7 +145,7 @@ def train_and_evaluate(
         "data": _described(data),
         "notes": list(data.notes),
         "code": code_version(),
-        "machine": machine(device),
+        "machine": machine(method.like.device),
         "started": round(started),
         "history": result.history,
         "best_epoch": result.best_epoch,
@@ -139,14 +153,28 @@ def train_and_evaluate(
         "collapsed": result.collapsed,
         "seconds": result.seconds,
         "seconds_per_epoch": _seconds_per_epoch(result),
-        "peak_memory_mb": memory.megabytes,
+        "peak_memory_mb": memory,
         "metrics": evaluation.metrics,
         "summary": evaluation.summary,
         "images": gallery(evaluation.summary, data.test, data.ood),
         "calibration": method.calibration,
+        **(more or {}),
     }
     write_record(folder, record)
-    return method, record
+    return record
+
+
+def training_of(task: Task, config: RunConfig) -> dict[str, Any]:
+    """Return how a run is trained: the task's settings under the config's."""
+    return {**task.training, **config.training}
+
+
+def protocol_of(task: Task, config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of `fit` and `fit_population` that both take."""
+    training = training_of(task, config)
+    return {name: training[name] for name in ("epochs", "lr", "patience")} | {
+        "validation_samples": training["test_samples"]
+    }
 
 
 def provenance(data: TaskData) -> dict[str, Any]:
@@ -159,7 +187,8 @@ def provenance(data: TaskData) -> dict[str, Any]:
     }
 
 
-def _augment(task: Task) -> Any:
+def augmentation(task: Task) -> Any:
+    """Return what is applied to the task's training minibatches, or None."""
     if not task.augment:
         return None
     from stfseb.data.augmentation import flip_and_crop

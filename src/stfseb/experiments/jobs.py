@@ -1,0 +1,145 @@
+"""A run as plain data: what it is, where its results lie, whether they are there, and how it is done.
+
+A results folder holds `runs/TASK/METHOD-seedN-HASH/`, one folder a run. The hash is of everything that defines
+the run (`Job.identity`), so the same run has the same folder on every machine, results of several machines are
+merged by copying, and what is there is not done again. `record.json` is written last: a folder that has one is
+complete, and is never written to again except for parts that are added beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stfseb.data.tasks import load_task
+from stfseb.experiments.run import RunConfig, evaluate_and_record, make_method, train_and_evaluate
+from stfseb.experiments.run import augmentation as _augmentation
+from stfseb.experiments.run import protocol_of as _protocol
+from stfseb.files import read_json
+from stfseb.methods.registry import key_of
+from stfseb.training.population import Member, fit_population
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from stfseb.data.tasks import Task, TaskData
+
+RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a task, a method with all its settings, how it is trained, its context and its seed."""
+
+    task: str  # a built-in task's name or the path of a task file
+    method: str
+    seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)  # complete: the preset is in it
+    training: dict[str, Any] = field(default_factory=dict)  # complete
+    context: str | None = None  # None: the task's own; "train"; or the name of a set
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what defines the run; equal identities give equal results on equal machines."""
+        return {**asdict(self), "task": load_task(self.task).name}
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run's folder."""
+        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
+        return f"{self.method}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    def folder(self, results: Path) -> Path:
+        """Return where the run's results lie below a results folder."""
+        return results / "runs" / load_task(self.task).name / self.name
+
+    def done(self, results: Path) -> bool:
+        """Tell whether the run is complete."""
+        return (self.folder(results) / RECORD).exists()
+
+    def record(self, results: Path) -> dict[str, Any]:
+        """Read the run's record."""
+        found: dict[str, Any] = read_json(self.folder(results) / RECORD, "record")
+        return found
+
+    def config(self, device: str) -> RunConfig:
+        """Return the run's settings for a device."""
+        return RunConfig(self.method, self.seed, self.settings, self.training, device)
+
+    def load(self, folder: Path | None = None) -> TaskData:
+        """Bring the images of the run's task, with its context."""
+        return load_task(self.task).load(folder, context=self.context)
+
+
+def make_job(
+    task: str,
+    method: str,
+    seed: int = 0,
+    *,
+    settings: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    context: str | None = None,
+) -> Job:
+    """Return the job whose settings are the task's preset, with these laid over it."""
+    key, known = key_of(method), load_task(task)
+    return Job(task, key, seed, *_complete(known, key, settings or {}, training or {}), context)
+
+
+def _complete(
+    task: Task, key: str, settings: dict[str, Any], training: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {**task.presets.get(key, {}), **settings}, {**task.training, **training}
+
+
+def perform(job: Job, results: Path, data: TaskData, *, device: str, progress: bool = False) -> dict[str, Any]:
+    """Do one run and return its record; the caller has made sure that nobody else is doing it."""
+    _, record = train_and_evaluate(data, job.config(device), job.folder(results), progress=progress, more=_more(job))
+    return record
+
+
+def perform_together(
+    jobs: Sequence[Job], results: Path, data: TaskData, *, device: str, width: int = 3
+) -> Iterator[tuple[Job, dict[str, Any] | str]]:
+    """Do runs that share task, context and training as a population; yield each with its record, or its error."""
+    by_name = {job.name: job for job in jobs}
+    first = jobs[0].config(device)
+    started = time.time()
+    members = [
+        Member(job.name, lambda job=job: make_method(data, job.config(device)), job.seed)  # type: ignore[misc]
+        for job in jobs
+    ]
+    for outcome in fit_population(
+        members,
+        data.train,
+        data.validation,
+        width=width,
+        batch_size=jobs[0].training["batch_size"],
+        device=device,
+        augment=_augmentation(data.task),
+        **_protocol(data.task, first),
+    ):
+        job = by_name[outcome.member.name]
+        if outcome.method is None or outcome.result is None:
+            yield job, outcome.error
+            continue
+        yield (
+            job,
+            evaluate_and_record(
+                data,
+                job.config(device),
+                outcome.method,
+                outcome.result,
+                job.folder(results),
+                started=started,
+                memory=None,
+                more=_more(job),
+            ),
+        )
+
+
+def _more(job: Job) -> dict[str, Any]:
+    return {"job": job.identity}
