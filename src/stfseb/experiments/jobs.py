@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,10 @@ def make_job(
 def _complete(
     task: Task, key: str, settings: dict[str, Any], training: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {**task.presets.get(key, {}), **settings}, {**task.training, **training}
+    whole = {**task.presets.get(key, {}), **settings}
+    # JSON has no infinity: a Gaussian prior's dof is "inf", in the identity as in records.
+    plain = {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in whole.items()}
+    return plain, {**task.training, **training}
 
 
 def perform(job: Job, results: Path, data: TaskData, *, device: str, progress: bool = False) -> dict[str, Any]:

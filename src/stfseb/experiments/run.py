@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,7 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     """
     task, key = data.task, key_of(config.method)
     settings = {**task.presets.get(key, {}), **config.settings}
+    settings = {k: math.inf if v == "inf" else v for k, v in settings.items()}  # as JSON knows it
     if key == "ensemble":
         one = replace(config, method=str(settings.pop("of", "map")), settings={})
         count = settings.pop("members", 5)
