@@ -24,10 +24,11 @@ from stfseb.methods.registry import key_of
 from stfseb.training.population import Member, fit_population
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from stfseb.data.tasks import Task, TaskData
+    from stfseb.methods.base import Method
 
 RECORD = "record.json"
 
@@ -99,16 +100,40 @@ def _complete(
     return plain, {**task.training, **training}
 
 
-def perform(job: Job, results: Path, data: TaskData, *, device: str, progress: bool = False) -> dict[str, Any]:
-    """Do one run and return its record; the caller has made sure that nobody else is doing it."""
-    _, record = train_and_evaluate(data, job.config(device), job.folder(results), progress=progress, more=_more(job))
+def perform(
+    job: Job,
+    results: Path,
+    data: TaskData,
+    *,
+    device: str,
+    progress: bool = False,
+    after: Callable[[Job, Method], None] | None = None,
+) -> dict[str, Any]:
+    """Do one run and return its record; the caller has made sure that nobody else is doing it.
+
+    `after` is called with the trained method once the record is written.
+    """
+    method, record = train_and_evaluate(
+        data, job.config(device), job.folder(results), progress=progress, more=_more(job)
+    )
+    if after is not None:
+        after(job, method)
     return record
 
 
 def perform_together(
-    jobs: Sequence[Job], results: Path, data: TaskData, *, device: str, width: int = 3
+    jobs: Sequence[Job],
+    results: Path,
+    data: TaskData,
+    *,
+    device: str,
+    width: int = 3,
+    after: Callable[[Job, Method], None] | None = None,
 ) -> Iterator[tuple[Job, dict[str, Any] | str]]:
-    """Do runs that share task, context and training as a population; yield each with its record, or its error."""
+    """Do runs that share task, context and training as a population; yield each with its record, or its error.
+
+    `after` is called with each trained method once its record is written.
+    """
     by_name = {job.name: job for job in jobs}
     first = jobs[0].config(device)
     started = time.time()
@@ -130,19 +155,19 @@ def perform_together(
         if outcome.method is None or outcome.result is None:
             yield job, outcome.error
             continue
-        yield (
-            job,
-            evaluate_and_record(
-                data,
-                job.config(device),
-                outcome.method,
-                outcome.result,
-                job.folder(results),
-                started=started,
-                memory=None,
-                more=_more(job),
-            ),
+        record = evaluate_and_record(
+            data,
+            job.config(device),
+            outcome.method,
+            outcome.result,
+            job.folder(results),
+            started=started,
+            memory=None,
+            more=_more(job),
         )
+        if after is not None:
+            after(job, outcome.method)
+        yield job, record
 
 
 def _more(job: Job) -> dict[str, Any]:
