@@ -270,11 +270,13 @@ def bench(
 
 def _mount() -> None:
     from stfseb.commands_export import export
+    from stfseb.commands_search import search
     from stfseb.data.commands import app as data_app
     from stfseb.serving.commands import serve
 
     app.add_typer(data_app, name="data")
     app.command()(export)
+    app.command()(search)
     app.command()(serve)
 
 

@@ -66,7 +66,7 @@ def calibrate(
     before = _nll(method, outputs, y, 1.0)
     fitted: dict[str, Any] = {"kind": kind, "rows": len(y), "samples": samples, "seed": seed, "nll_before": before}
     if kind == "temperature":
-        temperature = _best_temperature(method, outputs, y)
+        temperature = best_temperature(method, outputs, y)
         fitted |= {"temperature": temperature, "nll_after": _nll(method, outputs, y, temperature)}
     else:
         fitted["maps"] = _isotonic_maps(method, outputs, y)
@@ -97,7 +97,8 @@ def _nll(method: Method, outputs: Tensor, y: Tensor, temperature: float) -> floa
     return -float(method.likelihood.log_predictive(outputs / temperature, y).mean())
 
 
-def _best_temperature(method: Method, outputs: Tensor, y: Tensor) -> float:
+def best_temperature(method: Method, outputs: Tensor, y: Tensor) -> float:
+    """Return the temperature of the lowest NLL for raw outputs (S, N, L), on whichever device they are."""
     from scipy.optimize import minimize_scalar
 
     found = minimize_scalar(

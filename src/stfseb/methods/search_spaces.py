@@ -3,7 +3,8 @@
 `PAPER` has ST-FS-EB's ranges as printed; for the baselines, whose ranges the paper leaves open, the same kind
 of grid: the Gaussian prior's scale for MAP, MC Dropout and MFVI, sigma and both taus for FS-EB, kernel, a_eps and
 gamma for GFSVI. `EXTENDED` goes on where the printed grid ends too early (on CIFAR-10 the best tau2 lies beyond
-100) and leaves out scales of the weight prior at which every network collapses.
+100: both taus reach 1e4, in half decades) and leaves out scales of the weight prior at which every network
+collapses. For methods with one scale it is finer instead, so that forty draws of it are not forty repeats of five.
 """
 
 from __future__ import annotations
@@ -17,12 +18,24 @@ Space = dict[str, tuple[Any, ...]]
 
 def powers(low: int, high: int) -> tuple[float, ...]:
     """Return 10^low, ..., 10^high."""
-    return tuple(float(f"1e{exponent}") for exponent in range(low, high + 1))
+    return steps(low, high, (1,))
+
+
+def half_decades(low: int, high: int) -> tuple[float, ...]:
+    """Return 10^low, 3 10^low, 10^(low + 1), ..., 10^high."""
+    return steps(low, high, (1, 3))
+
+
+def steps(low: int, high: int, within: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the multiples `within` of each power from 10^low on, up to 10^high itself."""
+    values = [float(f"{step:g}e{exponent}") for exponent in range(low, high) for step in within]
+    return (*values, float(f"1e{high}"))
 
 
 _GAUSSIAN: Space = {"sigma": powers(-3, 1)}
 _TAUS: Space = {"tau1": powers(-6, 2), "tau2": powers(-6, 2)}
-_WIDE_TAUS: Space = {"tau1": powers(-4, 4), "tau2": powers(-2, 4)}
+_FINE_GAUSSIAN: Space = {"sigma": steps(-2, 1, (1, 1.5, 2, 3, 5, 7))}
+_WIDE_TAUS: Space = {"tau1": half_decades(-4, 4), "tau2": half_decades(-2, 4)}
 _DOFS = (2.1, 3.0, 5.0, 10.0, 20.0)
 
 PAPER: dict[str, Space] = {
@@ -40,9 +53,17 @@ PAPER: dict[str, Space] = {
 }
 
 EXTENDED: dict[str, Space] = {
-    **PAPER,
-    "stfseb": {"dof": _DOFS, "sigma": powers(-1, 1), **_WIDE_TAUS},
-    "fseb": {"sigma": powers(-1, 1), **_WIDE_TAUS},
+    "stfseb": {"dof": _DOFS, "sigma": half_decades(-1, 1), **_WIDE_TAUS},
+    "fseb": {"sigma": half_decades(-1, 1), **_WIDE_TAUS},
+    "gfsvi": {
+        "kernel": ("matern12", "matern32", "matern52", "rbf"),
+        "a_eps": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+        "gamma": powers(-8, -2),
+    },
+    "mcdropout": _FINE_GAUSSIAN,
+    "mfvi": _FINE_GAUSSIAN,
+    "map": _FINE_GAUSSIAN,
+    "outlierexposure": {**_FINE_GAUSSIAN, "strength": (0.03, 0.1, 0.3, 0.5, 1.0, 3.0)},
 }
 
 SPACES: dict[str, dict[str, Space]] = {"paper": PAPER, "extended": EXTENDED}

@@ -1,0 +1,115 @@
+"""`stfseb search`: a method's settings by random search, with the paper's rule and ours."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stfseb.errors import StfsebError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+
+def search(
+    task: Annotated[
+        str, typer.Argument(help="A task: mini, mnist, fmnist, cifar10, ... or your own YAML file.")
+    ] = "mini",
+    method: Annotated[str, typer.Option("--method", "-m", help="The method whose settings are searched.")] = "stfseb",
+    trials: Annotated[int, typer.Option(help="Finished trials in all, whoever did them.")] = 300,
+    space: Annotated[str, typer.Option(help="paper (as printed) or extended (tau to 1e4 in half decades).")] = "paper",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="At most this many epochs a trial; by default the task's.")
+    ] = None,
+    width: Annotated[int, typer.Option(min=1, help="Trials trained at a time on a CUDA device.")] = 3,
+    storage: Annotated[
+        str | None, typer.Option(help="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DB; workers share it.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the folder of results is made.")] = Path("results"),
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the draws; every trial is trained with seed 0.")] = 0,
+    context: Annotated[
+        str | None, typer.Option(help="Other context images: 'train', or the name of a data set.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    prune: Annotated[bool, typer.Option(help="End hopeless trials early.")] = True,
+    grace: Annotated[int, typer.Option(min=2, help="Seconds after which a silent worker is taken for dead.")] = 60,
+    show: Annotated[
+        Path | None, typer.Option(help="Only print the outcome of a search: its folder or search.json.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+) -> None:
+    """Search a method's settings: random draws, trained together, chosen on validation and context images alone.
+
+    The same command again goes on where it was left; started several times at once, on one machine or (with a
+    PostgreSQL storage) on many, it is as many workers on one search.
+    """
+    from rich.console import Console
+
+    from stfseb.experiments.search.outcome import read_search
+
+    screen = Console()
+    if show is not None:
+        found = read_search(show)
+        _print(screen, found)
+        return
+    if trials < 1:
+        raise StfsebError(f"--trials {trials}: give at least 1")
+    from stfseb.cli import _device
+    from stfseb.experiments.search.plan import make_plan
+    from stfseb.experiments.search.progress import SearchProgress
+    from stfseb.experiments.search.pruning import Pruning
+    from stfseb.experiments.search.worker import search as run_search
+    from stfseb.report.search import write_search_figure
+
+    plan = make_plan(
+        task, method, space, seed=seed, training={} if epochs is None else {"epochs": epochs}, context=context
+    )
+    folder = out / "searches" / plan.name
+    try:
+        with _terminable(), SearchProgress(Console(stderr=True), show=not quiet) as progress:
+            found = run_search(
+                plan,
+                trials,
+                out,
+                storage=storage,
+                device=_device(device),
+                width=width,
+                pruning=Pruning() if prune else None,
+                grace=grace,
+                watcher=progress,
+            )
+    except KeyboardInterrupt:
+        print("Stopped; what is finished is kept. The same command goes on from here.")
+        raise typer.Exit(130) from None
+    figures = write_search_figure(found, folder)
+    _print(screen, found)
+    named = ["search.json", "preset.yaml", *(path.name for path in figures)]
+    screen.print(f"Written to {folder}: {', '.join(named)}", highlight=False, soft_wrap=True)
+
+
+def _print(screen: Console, found: dict[str, Any]) -> None:
+    from stfseb.report.search import search_in_words, search_table
+
+    screen.print(search_table(found, screen.width))
+    for line in [*search_in_words(found), *(f"note: {note}" for note in found["notes"])]:
+        screen.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the search as Ctrl-C does: trials under way are given back."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

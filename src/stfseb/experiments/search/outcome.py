@@ -1,0 +1,100 @@
+"""What a search leaves behind: search.json (every trial) and preset.yaml (the two choices as settings)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from stfseb.errors import StfsebError
+from stfseb.experiments.search.rules import RULES, choose
+from stfseb.files import read_json, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from stfseb.experiments.search.plan import Plan
+    from stfseb.experiments.search.rules import Trial
+
+FORMAT = 1
+
+
+def outcome_of(
+    plan: Plan,
+    trials: Sequence[Trial],
+    total: int,
+    *,
+    title: str,
+    classes: int,
+    notes: Sequence[str],
+    more: dict[str, Any],
+) -> dict[str, Any]:
+    """Return a search as plain data: the plan, every finished trial and what the two rules choose."""
+    counts = {name: sum(t["outcome"] == name for t in trials) for name in ("complete", "pruned", "diverged", "failed")}
+    return {
+        "format": FORMAT,
+        "study": plan.name,
+        "task_title": title,
+        "classes": classes,
+        "plan": plan.identity,
+        "asked": total,
+        "counts": counts | {"repeats": sum(t.get("same_as") is not None for t in trials)},
+        "notes": list(notes),
+        "choices": {rule: _chosen(plan.base, trials, rule) for rule in RULES},
+        **more,
+        "trials": list(trials),
+    }
+
+
+def _chosen(base: dict[str, Any], trials: Sequence[Trial], rule: str) -> dict[str, Any]:
+    choice = choose(trials, rule)
+    if choice.trial is None:
+        return {"trial": None, "why": choice.why}
+    return {"trial": choice.trial["index"], "why": choice.why, "settings": {**base, **choice.trial["params"]}}
+
+
+def write_search(folder: Path, found: dict[str, Any]) -> tuple[Path, Path]:
+    """Write search.json, a trial a line, and preset.yaml; return their paths."""
+    head = json.dumps({k: v for k, v in found.items() if k != "trials"}, indent=2, allow_nan=False)
+    rows = ",\n".join(f"    {json.dumps(trial, allow_nan=False)}" for trial in found["trials"])
+    write_text(folder / "search.json", f'{head[:-2]},\n  "trials": [\n{rows}\n  ]\n}}\n')
+    write_text(folder / "preset.yaml", preset(found))
+    return folder / "search.json", folder / "preset.yaml"
+
+
+def preset(found: dict[str, Any]) -> str:
+    """Return the two choices as the `presets` of a task, each with where it comes from."""
+    method, task = found["plan"]["method"], found["plan"]["task"]
+    lines = [
+        f"# Found by a search of {found['asked']} trials of {method} on {task}: study {found['study']}.",
+        "# Put the `presets` of one of the two into the task's entry in tasks.yaml, or into your own task file.",
+    ]
+    for rule, choice in found["choices"].items():
+        if choice["trial"] is None:
+            lines.append(f"# {rule}: {choice['why']}")
+            continue
+        settings = ", ".join(f"{name}: {_yaml(value)}" for name, value in choice["settings"].items())
+        lines += [
+            f"{rule}:  # trial {choice['trial']}: {choice['why']}",
+            f"  presets: {{{method}: {{{settings}}}}}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml(value: Any) -> str:
+    """Write a setting as YAML reads it back: YAML takes 1e-05 for a word, 1.0e-05 for a number."""
+    if isinstance(value, float):
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text.replace("inf", ".inf")
+    return json.dumps(value)
+
+
+def read_search(path: Path) -> dict[str, Any]:
+    """Read a search from its search.json or the folder that holds it."""
+    file = path / "search.json" if path.is_dir() else path
+    found = read_json(file, "search")
+    if not isinstance(found, dict) or "trials" not in found or "choices" not in found:
+        raise StfsebError(f"{file} is not a search: give the folder that 'stfseb search' named, or its search.json")
+    if found.get("format", 0) > FORMAT:
+        raise StfsebError(f"{file} is of a newer format than this stfseb reads: upgrade stfseb")
+    return found

@@ -1,0 +1,103 @@
+"""What is searched, as plain data, and the draws.
+
+Draw k follows from (space, seed, k) alone: one stream of optuna's `RandomSampler(seed)`, read from its beginning.
+Workers share the draws through the study, so that neither their number nor their order changes what is tried, and
+a search that is asked for more trials later goes on where the stream was left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stfseb.data.tasks import load_task
+from stfseb.errors import StfsebError
+from stfseb.experiments.jobs import Job, make_job
+from stfseb.methods.registry import key_of
+from stfseb.methods.search_spaces import Space, search_space
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A search without its length: all that the results of trial k depend on."""
+
+    task: str  # a built-in task's name or the path of a task file
+    method: str
+    space: str
+    seed: int
+    base: dict[str, Any]  # settings that are not searched: the task's preset
+    training: dict[str, Any]  # complete
+    context: str | None = None
+
+    @property
+    def choices(self) -> Space:
+        """Return the values that are tried, by setting."""
+        return search_space(self.method, self.space)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what must be equal for two workers to share a study."""
+        return json.loads(json.dumps({**asdict(self), "task": load_task(self.task).name, "choices": self.choices}))  # type: ignore[no-any-return]
+
+    @property
+    def name(self) -> str:
+        """Return the study's name: TASK-METHOD-SPACE, and a fingerprint of what is not the task's default."""
+        task = load_task(self.task)
+        plain = (self.seed, self.context, self.training) == (0, None, dict(task.training))
+        name = f"{task.name}-{self.method}-{self.space}"
+        return name if plain else f"{name}-{_fingerprint([self.seed, self.context, self.training])}"
+
+    def job(self, params: dict[str, Any]) -> Job:
+        """Return the run of a trial: trained with seed 0 whatever the seed of the draws."""
+        return Job(self.task, self.method, 0, {**self.base, **params}, self.training, self.context)
+
+    def draws(self, count: int) -> list[dict[str, Any]]:
+        """Return the settings of trials 0 ... count - 1."""
+        import optuna
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            quiet_optuna()
+            study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=self.seed))
+            spaces = distributions(self.choices)
+            return [study.ask(spaces).params for _ in range(count)]
+
+
+def make_plan(
+    task: str,
+    method: str,
+    space: str = "paper",
+    *,
+    seed: int = 0,
+    training: dict[str, Any] | None = None,
+    context: str | None = None,
+) -> Plan:
+    """Return the plan of a search; settings outside the space are those of the task's preset."""
+    key = key_of(method)
+    if key == "ensemble":
+        raise StfsebError("an ensemble has no settings of its own to search: search its members' method, --method map")
+    choices = search_space(key, space)
+    job = make_job(task, key, training=training, context=context)
+    base = {name: value for name, value in job.settings.items() if name not in choices}
+    return Plan(task, key, space, seed, base, job.training, context)
+
+
+def distributions(choices: Space) -> dict[str, Any]:
+    """Return optuna's categorical distributions of a space."""
+    from optuna.distributions import CategoricalDistribution
+
+    return {name: CategoricalDistribution(values) for name, values in choices.items()}
+
+
+def quiet_optuna() -> None:
+    """Leave to optuna's log what is an error; progress is ours to show."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def _fingerprint(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

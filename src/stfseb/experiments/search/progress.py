@@ -1,0 +1,111 @@
+"""What a person sees of a search: a live bar on a terminal, a line a trial elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from stfseb.experiments.search.rules import RULES, choose
+from stfseb.experiments.search.worker import Watcher
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.console import Console
+
+    from stfseb.experiments.search.rules import Trial
+    from stfseb.experiments.search.store import Claim
+    from stfseb.experiments.search.trials import History
+
+
+class SearchProgress(Watcher):
+    """Trials done of all, how they ended, the best so far under both rules, and the time that is left."""
+
+    def __init__(self, console: Console, *, show: bool = True) -> None:
+        self.console = console
+        self.live = show and console.is_terminal
+        self.lines = show and not self.live
+        self.running: dict[int, str] = {}
+        self.told_waiting = False
+        self.bar = Progress(
+            TextColumn("[bold]search[/]"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            transient=True,
+            disable=not self.live,
+        )
+
+    def __enter__(self) -> SearchProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def start(self, trials: list[Trial], total: int) -> None:
+        """Show where the search stands."""
+        self.total, self.before, self.begun = total, len(trials), time.perf_counter()
+        self.task = self.bar.add_task("", total=total, completed=len(trials), figures="")
+        if trials and (self.lines or self.live):
+            self._say(f"{len(trials)} of {total} trials are finished already; going on")
+
+    def epoch(self, claim: Claim, history: History) -> None:
+        """Show the epoch of each trial under way."""
+        if self.live:
+            self.running[claim.index] = f"#{claim.index} epoch {len(history)} NLL {history[-1]['validation_nll']:.3f}"
+            self.bar.update(self.task, figures=" · ".join(self.running.values()))
+
+    def finished(self, claim: Claim, result: dict[str, Any], trials: list[Trial]) -> None:
+        """Show how a trial ended, and the best so far."""
+        self.running.pop(claim.index, None)
+        self.told_waiting = False
+        if self.live:
+            self.bar.update(self.task, completed=len(trials))
+        if self.lines or self.live:
+            self._say(self.line(claim, result, trials))
+
+    def waiting(self, trials: list[Trial]) -> None:
+        """Say once that the rest is with other workers."""
+        if (self.lines or self.live) and not self.told_waiting:
+            self._say(f"{self.total - len(trials)} trials are with other workers; waiting for them")
+        self.told_waiting = True
+        if self.live:
+            self.bar.update(self.task, completed=len(trials))
+
+    def line(self, claim: Claim, result: dict[str, Any], trials: list[Trial]) -> str:
+        """Return a finished trial and the state of the search in one line."""
+        settings = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in claim.params.items())
+        figures = result["reason"] if result["outcome"] != "complete" else _figures(result)
+        pruned = sum(t["outcome"] == "pruned" for t in trials)
+        best = [
+            f"{rule} #{t['index']} ({_figures(t)})" for rule in RULES if (t := choose(trials, rule).trial) is not None
+        ]
+        return (
+            f"{len(trials)}/{self.total} · #{claim.index} {settings}: {result['outcome']}, {figures}, "
+            f"{result['epochs']} epochs, {result['seconds']:.0f} s · pruned {pruned} · "
+            f"best so far: {', '.join(best) or 'none'}{self._left(len(trials))}"
+        )
+
+    def _left(self, done: int) -> str:
+        """Return the time that is left at the pace of all workers since this one began."""
+        new = done - self.before
+        if new < 1 or done >= self.total:
+            return ""
+        seconds = (time.perf_counter() - self.begun) / new * (self.total - done)
+        return f" · about {seconds / 60:.0f} min left" if seconds >= 90 else f" · about {seconds:.0f} s left"
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _figures(trial: dict[str, Any]) -> str:
+    found = trial["metrics"]
+    told = "" if found["tempered_auroc"] is None else f", AUROC {100 * found['tempered_auroc']:.1f} %"
+    return f"NLL {trial['nll']:.4f}, at T={found['temperature']:.2f} {found['tempered_nll']:.4f}{told}"

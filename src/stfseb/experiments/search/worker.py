@@ -1,0 +1,144 @@
+"""One worker of a search: claim, train, measure, write down, until the asked number of trials is finished."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from stfseb.data.tasks import load_task
+from stfseb.experiments.search.outcome import outcome_of, write_search
+from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
+from stfseb.experiments.search.store import Store
+from stfseb.experiments.search.trials import Trainer, search_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from stfseb.experiments.search.plan import Plan
+    from stfseb.experiments.search.rules import Trial
+    from stfseb.experiments.search.store import Claim
+    from stfseb.experiments.search.trials import History
+
+_BATCH = 4  # trials claimed at a time, for each place of the population
+
+
+class Watcher:
+    """Hears what a search does; every method may be overridden."""
+
+    def start(self, trials: list[Trial], total: int) -> None:
+        """The study is open, with these trials finished already."""
+
+    def epoch(self, claim: Claim, history: History) -> None:
+        """A trial of this worker has finished an epoch."""
+
+    def finished(self, claim: Claim, result: dict[str, Any], trials: list[Trial]) -> None:
+        """A trial of this worker is finished; `trials` are all that are, of all workers."""
+
+    def waiting(self, trials: list[Trial]) -> None:
+        """Nothing is left to take: other workers have the rest."""
+
+
+def search(
+    plan: Plan,
+    trials: int,
+    folder: Path,
+    *,
+    storage: str | None = None,
+    device: str = "cpu",
+    width: int = 3,
+    pruning: Pruning | None = None,
+    grace: int = 60,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Work on a search until `trials` trials are finished; write and return its outcome.
+
+    Any number of workers may do this at once, with the same plan and storage; each writes the same outcome. A search
+    that was interrupted goes on, one that is finished is not done again, one that is asked for more trials adds them.
+
+    Args:
+        plan: what is searched (`make_plan`).
+        trials: finished trials in all, whoever did them: complete, pruned or diverged, each counted once.
+        folder: the results folder; the search lies in its searches/STUDY.
+        storage: sqlite:///FILE or postgresql://...; by default study.db in the search's folder.
+        device: where to train.
+        width: trials trained at a time on a CUDA device.
+        pruning: when a trial is hopeless; None trains every trial to its end.
+        grace: seconds of silence after which another worker is taken for dead.
+        watcher: hears of progress.
+    """
+    from stfseb.experiments.machine import code_version
+
+    watcher = watcher or Watcher()
+    here = folder / "searches" / plan.name
+    material = search_data(load_task(plan.task).load(context=plan.context))
+    store = Store(
+        storage or f"sqlite:///{here / 'study.db'}",
+        plan,
+        trials,
+        facts={"data": material.facts()},
+        heartbeat=max(1, min(10, grace // 4)),
+        grace=grace,
+    )
+    trainer = Trainer(plan, material, device, width, pruning or NEVER, on_epoch=watcher.epoch)
+    width = width if device.startswith("cuda") else 1
+    work(store, trainer, watcher, batch=_BATCH * width if width > 1 else 1)
+    task = material.data.task
+    notes = [*material.data.notes]
+    if material.held_back is None:
+        notes.append("no held-back context images: the training images serve as context")
+    else:
+        notes.append(f"held back from every trial: {len(material.held_back)} images of {material.held_back.name}")
+    found = outcome_of(
+        plan,
+        store.trials(),
+        trials,
+        title=task.title,
+        classes=task.classes,
+        notes=notes,
+        more={"code": code_version(), "data": material.facts()},
+    )
+    write_search(here, found)
+    return found
+
+
+def work(
+    store: Store,
+    runner: Callable[[Iterable[Claim]], Iterator[tuple[Claim, dict[str, Any]]]],
+    watcher: Watcher,
+    *,
+    batch: int = 1,
+    poll: float = 0.5,
+) -> None:
+    """Do trials with `runner`, which turns claims into results, until none is left anywhere.
+
+    Trials that an error or a signal interrupts are given back; those of a worker that was killed go to the next
+    when its heartbeats have stopped for long enough.
+    """
+    watcher.start(store.trials(), store.total)
+    mine: dict[int, Claim] = {}
+
+    def supply() -> Iterator[Claim]:
+        while (claim := store.claim()) is not None:
+            mine[claim.id] = claim
+            yield claim
+
+    with store.alive():
+        try:
+            while len(trials := store.trials()) < store.total:
+                claims = islice(supply(), batch)
+                first = next(claims, None)
+                if first is None:
+                    watcher.waiting(trials)
+                    time.sleep(poll)
+                    continue
+                if isinstance(runner, Trainer):
+                    runner.frontier = Frontier.of(trials)
+                for claim, result in runner(chain([first], claims)):
+                    del mine[claim.id]
+                    store.finish(claim, result)
+                    watcher.finished(claim, result, store.trials())
+        finally:
+            if mine:
+                store.release(mine.values())
