@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError, unknown
 from stfseb.experiments.executors.outcome import Outcome
@@ -65,15 +65,25 @@ def run_jobs(
     if address is not None and executor != "dask":
         raise StfsebError(f"--address {address} is of a Dask scheduler: give --executor dask with it")
     began, cpu = time.perf_counter(), time.process_time()
+    shared: dict[str, Any] = {
+        "device": device,
+        "processes": processes,
+        "data_folder": data_folder,
+        "width": width,
+        "progress": progress,
+    }
     everything = planned(jobs, results, parts)
     ledger = Ledger(everything, announce, retry_failed=retry_failed, retries=retries)
+    in_runs = 0.0
     if ledger.waiting:
         write_plan(results, everything)
-        in_runs = run_locally(
-            ledger, device=device, processes=processes, data_folder=data_folder, width=width, progress=progress
-        )
-    else:
-        in_runs = 0.0
+        with ledger.stoppable():
+            if executor == "dask":
+                from stfseb.experiments.executors.dask import run_on_dask
+
+                run_on_dask(ledger, address=address, **shared)
+            else:
+                in_runs = run_locally(ledger, **shared)
     ledger.close()
     outcome = ledger.outcome
     outcome.seconds = time.perf_counter() - began

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stfseb.experiments import claims
 from stfseb.experiments.executors.failures import describe, read_failure, write_failure
 from stfseb.experiments.executors.outcome import Outcome
-from stfseb.experiments.executors.work import Report, forgiven
+from stfseb.experiments.executors.work import Report, forgivable
+from stfseb.training.interrupts import SIGNALS, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
     from stfseb.experiments.executors.plan import Planned
 
+GO_ON = "start the same command again to go on"
 FIRST_LOOK, LONGEST_LOOK = 0.25, 5.0  # seconds between looks at runs that others do
 
 
@@ -40,7 +46,7 @@ class Ledger:
                 self.outcome.skipped.append(entry.name)
             else:
                 left.append(entry)
-        self.forgiven = forgiven(left, retry_failed)
+        self.forgiven = forgivable(left, retry_failed)
         for entry in left:
             failure = read_failure(entry.folder)
             if failure is not None and entry.name not in self.forgiven and claims.holder(entry.folder) is None:
@@ -85,8 +91,9 @@ class Ledger:
 
     def died(self, jobs: Sequence[Planned], how: str) -> None:
         """Give the jobs of a dead worker to another; those that were under way at most `retries` times."""
+        under_way = {entry.name for entry in jobs if entry.name in self.running} or {entry.name for entry in jobs}
         for entry in jobs:
-            if entry.name in self.running:
+            if entry.name in under_way:  # all, when it did not even begin: something is wrong with the worker
                 self.running.discard(entry.name)
                 self.deaths[entry.name] = self.deaths.get(entry.name, 0) + 1
             if self.deaths.get(entry.name, 0) > self.retries:
@@ -133,6 +140,36 @@ class Ledger:
             self.announce(f"{len(self.outcome.failed)} of {len(self.jobs)} runs failed:")
             for name, error in self.outcome.failed.items():
                 self.announce(f"  {self.jobs[name].label} ({name}): {error[:300]}")
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Turn SIGTERM and Ctrl-C within the block into an error that says how far the job has come."""
+        caught: list[int] = []
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            del frame
+            caught.append(signum)
+            raise KeyboardInterrupt  # not an error of a run, wherever it arrives
+
+        former = {}
+        if threading.current_thread() is threading.main_thread():
+            former = {signum: signal.getsignal(signum) for signum in SIGNALS}
+            for signum, handler in former.items():
+                if handler not in (signal.SIG_IGN, None):
+                    signal.signal(signum, stop)
+        where = "after {} of {} runs"
+        try:
+            yield
+        except Interrupted as error:  # a run in this process has saved itself
+            raise Interrupted(error.signum, where.format(self.finished, len(self.jobs)), GO_ON) from None
+        except KeyboardInterrupt:
+            if not caught:
+                raise
+            raise Interrupted(caught[0], where.format(self.finished, len(self.jobs)), GO_ON) from None
+        finally:
+            for signum, handler in former.items():
+                if handler is not None:
+                    signal.signal(signum, handler)
 
     def _say(self, entry: Planned, what: str) -> None:
         self.announce(f"[{self.finished}/{len(self.jobs)}] {entry.label}: {what}")

@@ -14,6 +14,7 @@ from stfseb.experiments import claims
 from stfseb.experiments.executors.failures import describe, forget_failure, in_a_line, read_failure, write_failure
 from stfseb.experiments.jobs import perform, perform_together
 from stfseb.files import write_json
+from stfseb.training.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,9 +69,9 @@ class Workplace:
             yield Report(entry.name, "elsewhere")
             return
         with held:
-            known = self._known(entry)
-            if known is not None:
-                yield known
+            before = known(entry, self.forgiven)
+            if before is not None:
+                yield before
                 return
             yield Report(entry.name, "started")
             began, stage = time.perf_counter(), "data"
@@ -82,6 +83,8 @@ class Workplace:
                         perform(entry.job, entry.results, data, device=self.device, progress=self.progress)
                     for stage in entry.missing:
                         self._measure(entry, stage, data)
+            except Interrupted:
+                raise
             except Exception as error:  # whatever it is, the other runs go on
                 yield self._failed(entry, describe(error, stage), began)
                 return
@@ -98,11 +101,11 @@ class Workplace:
                 if claim is None:
                     yield Report(entry.name, "elsewhere")
                     continue
-                known = self._known(entry)
-                if known is not None or entry.recorded:  # a part that is missing is measured alone, afterwards
+                before = known(entry, self.forgiven)
+                if before is not None or entry.recorded:  # a part that is missing is measured alone, afterwards
                     claim.release()
-                    if known is not None:
-                        yield known
+                    if before is not None:
+                        yield before
                     continue
                 held.enter_context(claim)
                 mine[entry.name] = entry
@@ -136,15 +139,6 @@ class Workplace:
                         yield Report(entry.name, "done", seconds=float(found[1]["seconds"]))
             except Exception:
                 pass
-
-    def _known(self, entry: Planned) -> Report | None:
-        """Say what is known of a run that has just been claimed, or None when it is to be done."""
-        if entry.complete:
-            return Report(entry.name, "skipped")
-        failure = read_failure(entry.folder)
-        if failure is not None and int(failure.get("attempt", 1)) > self.forgiven.get(entry.name, 0):
-            return Report(entry.name, "failed", str(failure["error"]))
-        return None
 
     def _failed(self, entry: Planned, described: dict[str, Any], began: float) -> Report:
         try:
@@ -188,7 +182,17 @@ class Workplace:
             self.cpu_seconds += time.process_time() - before
 
 
-def forgiven(jobs: Sequence[Planned], retry_failed: bool) -> dict[str, int]:
+def known(entry: Planned, forgiven: Mapping[str, int]) -> Report | None:
+    """Say what is known of a run that has just been claimed, or None when it is to be done."""
+    if entry.complete:
+        return Report(entry.name, "skipped")
+    failure = read_failure(entry.folder)
+    if failure is not None and int(failure.get("attempt", 1)) > forgiven.get(entry.name, 0):
+        return Report(entry.name, "failed", str(failure["error"]))
+    return None
+
+
+def forgivable(jobs: Sequence[Planned], retry_failed: bool) -> dict[str, int]:
     """Return by run the failed attempts that a new command may repeat."""
     found = {}
     for entry in jobs:
