@@ -325,6 +325,48 @@ def test_a_factor_alone_is_enough_with_few_points() -> None:
     torch.testing.assert_close(light.condition_number, whole.condition_number)
 
 
+@pytest.mark.parametrize(("n", "p"), [(6, 9), (9, 6), (1, 3)])
+@pytest.mark.parametrize("bias", [0.0, 0.7])
+def test_the_spectral_form_is_the_same_prior(n: int, p: int, bias: float) -> None:
+    """Values, determinant and gradients in the taus, for one decomposition and for a batch of them."""
+    h, f = torch.stack([features(n, p, seed) for seed in range(2)]), values(2, 5, n, 3)
+    basis, spectrum = FunctionPrior.decompose(h, bias)
+    for tau1, tau2, dof in ((2.0, 0.5, 5.0), (1e3, 1e-3, 2.1), (1e-4, 50.0, math.inf)):
+        taus = [torch.tensor(t, dtype=DOUBLE, requires_grad=True) for t in (tau1, tau2)]
+        gradients = []
+        for i in range(2):
+            built = FunctionPrior(h[i], *taus, dof, bias_variance=bias)
+            light = FunctionPrior.from_spectrum(basis[i], spectrum[i], *taus, dof)
+            torch.testing.assert_close(light.quadratic(f[i]), built.quadratic(f[i]), rtol=1e-9, atol=0)
+            torch.testing.assert_close(light.log_det, built.log_det, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(light.log_prob(f[i]), built.log_prob(f[i]), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(light.condition_number, built.condition_number, rtol=1e-10, atol=0)
+            gradients = [torch.autograd.grad(prior.log_prob(f[i]).sum(), taus) for prior in (light, built)]
+            torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+        together = FunctionPrior.from_spectrum(basis[:, None], spectrum[:, None], tau1, tau2, dof)
+        both = torch.stack([FunctionPrior(h[i], tau1, tau2, dof, bias_variance=bias).log_prob(f[i]) for i in range(2)])
+        torch.testing.assert_close(together.log_prob(f), both, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [6, 32])
+def test_the_spectral_form_keeps_its_digits_over_the_papers_grid(n: int) -> None:
+    h, f = features(n, 128), values(n, 2)
+    inside = h @ values(128, 2, seed=3)  # in the span of the features: the hard case
+    basis, spectrum = FunctionPrior.decompose(h)
+    for tau1, tau2 in itertools.product(GRID[::2], GRID[::2]):
+        for outputs in (f, inside):
+            expected = extended_quadratic(h, outputs, tau1, tau2).astype(float)
+            found = FunctionPrior.from_spectrum(basis, spectrum, tau1, tau2, 5.0).quadratic(outputs)
+            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+
+
+def test_the_determinant_of_a_whitened_prior() -> None:
+    h, f = features(6, 9), values(5, 6, 2)
+    whitener = FunctionPrior.whiten(FunctionPrior.factorise(h, 4.0))
+    light = FunctionPrior.from_factor(whitener, 2.0, 0.5, 5.0, whitener=whitener)  # what an engine hands over
+    torch.testing.assert_close(light.log_prob(f), FunctionPrior(h, 2.0, 0.5, 5.0).log_prob(f))
+
+
 def test_all_samples_share_one_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     solve = torch.linalg.solve_triangular

@@ -71,6 +71,7 @@ class FunctionPrior:
         self.num_context = features.shape[-2]
         self._factor = _factor(self._scaled)
         self._whitener: Tensor | None = None
+        self._spectrum: Tensor | None = None
 
     @staticmethod
     def factorise(features: Tensor, ratio: float | Tensor, bias_variance: float | Tensor = 0.0) -> Tensor:
@@ -112,7 +113,7 @@ class FunctionPrior:
         prior._set_hyperparameters(tau1, tau2, dof, parametrisation)
         prior._whitener = whitener
         prior._factor = factor
-        prior._scaled = None
+        prior._scaled = prior._spectrum = None
         prior.num_context = factor.shape[-1]
         if features is not None:
             prior._scaled = _scaled_features(features, prior.tau1 / prior.tau2, bias_variance)
@@ -122,6 +123,43 @@ class FunctionPrior:
                     f"a factor of shape {tuple(factor.shape)} does not belong to features of shape "
                     f"{tuple(prior._scaled.shape)}: pass what FunctionPrior.factorise returned for them"
                 )
+        return prior
+
+    @staticmethod
+    def decompose(features: Tensor, bias_variance: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+        """Return the eigenvectors U (..., N_c, N_c) and eigenvalues s (..., N_c) of h h' + bias_variance 11'.
+
+        Neither depends on tau1 or tau2, so that both can be learnt without a factorisation a step: see
+        `from_spectrum`.
+        """
+        scaled = _scaled_features(features, 1.0, bias_variance)
+        spectrum, basis = torch.linalg.eigh(scaled @ scaled.mT)
+        return basis, spectrum.clamp_min(0.0)
+
+    @classmethod
+    def from_spectrum(
+        cls,
+        basis: Tensor,
+        spectrum: Tensor,
+        tau1: float | Tensor,
+        tau2: float | Tensor,
+        dof: float | Tensor,
+        *,
+        parametrisation: Parametrisation = "covariance",
+    ) -> FunctionPrior:
+        """Return the prior for what `decompose` made of its features.
+
+        c = sum_i (u_i' f)^2 / (tau1 s_i + tau2) and log|K| = sum_i log(tau1 s_i + tau2): the taus enter by
+        elementwise operations alone, forwards and backwards.
+        """
+        prior = cls.__new__(cls)
+        prior._set_hyperparameters(tau1, tau2, dof, parametrisation)
+        ratio = prior.tau1 / prior.tau2
+        prior._spectrum = spectrum * (ratio.unsqueeze(-1) if isinstance(ratio, Tensor) else ratio)
+        prior._factor = basis
+        prior._whitener = basis.mT * torch.rsqrt(1 + prior._spectrum).unsqueeze(-1)
+        prior._scaled = None
+        prior.num_context = basis.shape[-1]
         return prior
 
     def quadratic(self, values: Tensor) -> Tensor:
@@ -145,6 +183,10 @@ class FunctionPrior:
     def log_det(self) -> Tensor:
         """log|K|, float64, one per prior."""
         log_tau2 = self.tau2.log() if isinstance(self.tau2, Tensor) else math.log(self.tau2)
+        if self._spectrum is not None:
+            return self.num_context * log_tau2 + torch.log1p(self._spectrum).sum(-1)
+        if self._whitener is not None:  # L^-1; an engine may have no factor besides it
+            return self.num_context * log_tau2 - 2 * self._whitener.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.num_context * log_tau2 + 2 * self._factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     @property
@@ -155,6 +197,8 @@ class FunctionPrior:
         """
         if self._scaled is not None:
             return 1 + self._scaled.square().sum((-2, -1))
+        if self._spectrum is not None:
+            return 1 + self._spectrum.sum(-1)
         # |L|_F^2 = trace(I + G G')
         return 1 + self._factor.square().sum((-2, -1)) - self._factor.shape[-1]
 

@@ -143,6 +143,7 @@ def evaluate_and_record(
         "label": method.label,
         "seed": config.seed,
         "settings": method.settings.as_dict(),
+        **({"learnt": learnt} if (learnt := method.learnt()) else {}),
         "training": training,
         "data": _described(data),
         "notes": list(data.notes),

@@ -142,6 +142,19 @@ class Method(DecidingMixin, nn.Module, ABC):
             value = torch.tensor(float(getattr(self.settings, name)), dtype=torch.float64, device=like.device)
             self.live[name] = value
 
+    def learnt(self) -> dict[str, float]:
+        """Return the settings that were learnt with the weights, by name; most methods learn none."""
+        return {}
+
+    def complaints(self) -> list[str]:
+        """Return what a user should be warned of after training."""
+        return []
+
+    @property
+    def spectral(self) -> bool:
+        """Tell whether the function term wants eigen-decompositions of context Gram matrices rather than factors."""
+        return False
+
     # What all methods share --------------------------------------------------------------------------
 
     def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:

@@ -6,6 +6,8 @@ Minimised for a minibatch of B examples of a data set of N = M B examples:
     + (w / M) (nu_w + 1)/2 sum_i log1p(theta_i^2 / (nu_w sigma^2)),
     c_l^s = f_l' K^{-1} f_l,     K = tau1 h h' + tau2 I,
 
+Where settings of a prior are learnt (`learn`), its term is the whole negative log density, normaliser included.
+
 theta_s one dropout mask, f_l the logits of class l at N_c context points, h the features of a frozen
 copy of the network. Dropout has no density, so the value is a MAP-like surrogate, not a bound on the
 evidence. Context rows share one mask per sample (c is joint over them); data rows draw their own.
@@ -26,6 +28,7 @@ from stfseb.errors import StfsebError, unknown
 from stfseb.methods.base import Settings, Terms, check_count, check_positive, evaluating
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import PriorMean, check_functional_scale, function_weight, name_of
+from stfseb.methods.learning import COVARIANCE_DOF, DOF, SCALE, VARIANCE, Learnt, checked_names
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
@@ -61,11 +64,15 @@ class STFSEBSettings(Settings):
         normalise_features: divide h by its root mean square norm over the context set, so that tau1 means
             the same for every initialiser.
         extractor: where h comes from: "init" (a copy of the network at construction), "independent" (a
-            copy initialised anew) or a callable, shown here by name.
+            copy initialised anew, as its constructor would), "he" (anew by He's rule, whose features are about
+            ten times as large) or a callable, shown here by name.
         features: the layer whose output h is (None: the input of the last Linear).
         prior_mean: m, what the outputs are pulled towards: f - m has the prior. None or 0 is the paper's, even
             odds for every class; in regression zero must mean the targets' mean, so standardise them or give it
             here. A number, or a callable from context images to values (N_c, L) or (L,), shown here by name.
+        learn: settings that are trained with the weights, starting from the values given here: "dof" (one for
+            both priors), or "dof_weights" and "dof_function" apart; "tau" (both taus); "sigma". Their prior's
+            term then has its normaliser. Nothing by default; see the page on dof and tau before using it.
     """
 
     dof: float = 5.0
@@ -84,6 +91,7 @@ class STFSEBSettings(Settings):
     extractor: str = "init"
     features: str | None = None
     prior_mean: float | str | None = None
+    learn: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma, tau1=self.tau1, tau2=self.tau2)
@@ -103,6 +111,16 @@ class STFSEBSettings(Settings):
                 "use a larger one, math.inf, or parametrisation='scale'"
             )
         check_functional_scale(self.functional_scale)
+        object.__setattr__(self, "learn", checked_names(self.learn))
+        self._check_learn()
+
+    def _check_learn(self) -> None:
+        if "dof" in self.learn and not (self.dof_function is None and self.dof_weights is None):
+            raise StfsebError("learn='dof' is one value for both priors: leave dof_function and dof_weights at None")
+        if self.functional_scale == 0 and {"tau", "dof_function"} & set(self.learn):
+            raise StfsebError(f"learn={self.learn}: there is no function term to learn from (functional_scale=0)")
+        if self.prior_weight == 0 and {"sigma", "dof_weights"} & set(self.learn):
+            raise StfsebError(f"learn={self.learn}: there is no weight prior to learn from (prior_weight=0)")
 
     @property
     def nu_function(self) -> float:
@@ -128,7 +146,7 @@ class STFSEB(DropoutMethod):
         tau2: variance of the noise on top of it.
         num_context: context points in each step.
         samples: Monte Carlo samples.
-        extractor: "init", "independent", or a callable from images to features (a pretrained backbone).
+        extractor: "init", "independent", "he", or a callable from images to features (a pretrained backbone).
         features: name of the layer whose output is h; by default the input of the last Linear.
         prior_mean: what the outputs are pulled towards at context points, zero by default: a number, or a
             callable from context images to values.
@@ -176,6 +194,7 @@ class STFSEB(DropoutMethod):
             **switches,
         )
         super().__init__(net, settings, likelihood)
+        self.learning = _learning(settings, self.like)
         self.centred = PriorMean(prior_mean)
         if context is not None or settings.functional_scale != 0:
             self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
@@ -185,7 +204,36 @@ class STFSEB(DropoutMethod):
         """Return a method that can predict but not train: the context's images are not saved."""
         method = cls(net, functional_scale=0, prior_weight=1.0, likelihood=likelihood)
         method.settings = settings
+        method.learning = _learning(settings, method.like)
         return method
+
+    # What is learnt ----------------------------------------------------------------------------------
+
+    def hyper(self, name: str) -> Any:
+        """Return a continuous setting: the number, the tensor that stands for it, or what it has been learnt to be."""
+        if self.learning is not None:
+            own = {"nu_function": "dof_function", "nu_weights": "dof_weights"}.get(name, name)
+            for learnt in (own, "dof") if own.startswith("dof") else (own,):
+                if learnt in self.learning:
+                    return self.learning.value(learnt)
+        return super().hyper(name)
+
+    def learnt(self) -> dict[str, float]:
+        """Return the learnt settings and their current values."""
+        return {} if self.learning is None else self.learning.values()
+
+    def complaints(self) -> list[str]:
+        """Return a line for each learnt value that has reached a bound."""
+        found = {} if self.learning is None else self.learning.at_bounds()
+        return [
+            f"{name} was learnt to its bound, {value:.4g}: the data do not hold it, so fix it, or learn less"
+            for name, value in found.items()
+        ]
+
+    @property
+    def spectral(self) -> bool:
+        """Tell whether the function term needs K's determinant or a K that changes in every step."""
+        return bool({"dof", "dof_function", "tau"} & set(self.settings.learn)) and self.uses_context
 
     # The objective -----------------------------------------------------------------------------------
 
@@ -195,14 +243,19 @@ class STFSEB(DropoutMethod):
         if draw is not None:
             data_logits, context_logits, rates = self._forward(x, draw)
             kappa = function_weight(settings.functional_scale, share, part)
-            function = self.function_prior(draw).penalty(self.centred(context_logits, draw.images)).mean(0) * kappa
+            prior, values = self.function_prior(draw), self.centred(context_logits, draw.images)
+            energy = -prior.log_prob(values) if self.spectral else prior.penalty(values)
+            function = energy.mean(0) * kappa
         else:
             data_logits, rates = self.folded(x, settings.samples, [Block(len(x), shared=False)])
             function = data_logits.new_zeros(())
         data = -self.likelihood.log_prob(data_logits, y).mean(0).sum()
         weight = prior_weight(settings.prior_weight, rates) * share
-        prior = WeightPrior(self.hyper("nu_weights"), self.hyper("sigma"))
-        return Terms(data, function, prior.penalty(self.trainable()) * weight)
+        weight_prior = WeightPrior(self.hyper("nu_weights"), self.hyper("sigma"))
+        learnt = {"dof", "dof_weights", "sigma"} & set(settings.learn)
+        theta = self.trainable()
+        weights = -weight_prior.log_prob(theta) if learnt else weight_prior.penalty(theta)
+        return Terms(data, function, weights * weight)
 
     @property
     def uses_context(self) -> bool:
@@ -212,6 +265,8 @@ class STFSEB(DropoutMethod):
     def function_prior(self, draw: Draw) -> FunctionPrior:
         """Return the prior on the outputs at the context points of a draw."""
         tau1, tau2, dof = self.hyper("tau1"), self.hyper("tau2"), self.hyper("nu_function")
+        if self.spectral:
+            draw = draw.decomposed()
         return draw.function_prior(tau1, tau2, dof, parametrisation=self.settings.parametrisation)
 
     def prior_ratio(self) -> tuple[Any, Any]:
@@ -231,3 +286,20 @@ class STFSEB(DropoutMethod):
             return logits, outside, rates
         logits, rates = self.folded(torch.cat([x, context]), samples, [data_block, context_block])
         return logits[:, : len(x)], logits[:, len(x) :], rates
+
+
+def _learning(settings: STFSEBSettings, like: Tensor) -> Learnt | None:
+    """Return the learnt values at their starting points, on the network's device."""
+    covariance = settings.parametrisation == "covariance" and settings.functional_scale != 0
+    function_dof = COVARIANCE_DOF if covariance else DOF
+    known = {
+        "dof": {"dof": (settings.dof, function_dof)},
+        "dof_function": {"dof_function": (settings.nu_function, function_dof)},
+        "dof_weights": {"dof_weights": (settings.nu_weights, DOF)},
+        "tau": {"tau1": (settings.tau1, VARIANCE), "tau2": (settings.tau2, VARIANCE)},
+        "sigma": {"sigma": (settings.sigma, SCALE)},
+    }
+    chosen = {name: entry for group in settings.learn for name, entry in known[group].items()}
+    if not chosen:
+        return None
+    return Learnt(chosen).to(like.device)

@@ -49,9 +49,28 @@ def reinitialised(net: nn.Module, seed: int) -> nn.Module:
                 reset()
             elif any(True for _ in module.parameters(recurse=False)):
                 raise StfsebError(
-                    f"extractor='independent': layer '{name}' ({type(module).__name__}) has parameters but no "
+                    f"extractor='independent' or 'he': layer '{name}' ({type(module).__name__}) has parameters but no "
                     "reset_parameters(); give the network to use as extractor=module"
                 )
+    return fresh
+
+
+def he_initialised(net: nn.Module, seed: int) -> nn.Module:
+    """Return a copy whose linear and convolutional weights are N(0, 2/fan_in), biases zero; other layers anew.
+
+    He et al. 2015: with ReLU the size of the activations is kept from layer to layer, where torch's default
+    shrinks them. tau1 does not carry over from one to the other unless features are normalised.
+    """
+    fresh = reinitialised(net, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in fresh.modules():
+            if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+                continue
+            fan_in = module.weight[0].numel()
+            module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * (2.0 / fan_in) ** 0.5)
+            if module.bias is not None:
+                module.bias.zero_()
     return fresh
 
 

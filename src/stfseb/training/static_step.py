@@ -64,6 +64,7 @@ class StaticStep:
             self.features: Tensor | None = None
             self.factors: Tensor | None = None
             self.whiteners: Tensor | None = None
+            self.spectra: Tensor | None = None
             if method.prior_ratio() is not None:
                 self.features = self.context.features(method.like)
 
@@ -88,12 +89,20 @@ class StaticStep:
         chunk = max(1, _FACTOR_BYTES // (8 * count * max(count, width)))
         done = 0
         for points in self.points.split(chunk):
-            factor = FunctionPrior.factorise(self.features[points], *ratio)
+            spectrum = None
+            if self.method.spectral:
+                factor, spectrum = FunctionPrior.decompose(self.features[points], ratio[1])
+            else:
+                factor = FunctionPrior.factorise(self.features[points], *ratio)
             if self.factors is None:
                 self.factors = torch.zeros(self.steps, *factor.shape[1:], dtype=factor.dtype, device=self.device)
-                if factor.shape[-1] == count:  # else the ridge form, which needs the features
+                if spectrum is not None:
+                    self.spectra = torch.zeros(self.steps, count, dtype=factor.dtype, device=self.device)
+                elif factor.shape[-1] == count:  # else the ridge form, which needs the features
                     self.whiteners = torch.zeros_like(self.factors)
             self.factors[done : done + len(points)] = factor
+            if self.spectra is not None and spectrum is not None:
+                self.spectra[done : done + len(points)] = spectrum
             if self.whiteners is not None:
                 self.whiteners[done : done + len(points)] = FunctionPrior.whiten(factor)
             done += len(points)
@@ -123,6 +132,8 @@ class StaticStep:
         images = scaled(self.images.index_select(0, points), like)
         if self.features is None or self.factors is None:
             return x, y, Draw(images, images.new_zeros(0))
+        if self.spectra is not None:
+            return x, y, Draw(images, images.new_zeros(0), None, self._now(self.factors), None, self._now(self.spectra))
         if self.whiteners is not None:  # all that the prior needs
             whitener = self._now(self.whiteners)
             return x, y, Draw(images, images.new_zeros(0), None, whitener, whitener)
