@@ -16,6 +16,7 @@ from torch import Tensor
 from stfseb.errors import StfsebError
 from stfseb.networks.precision import resolve, running
 from stfseb.training.batches import Batches, ResidentBatches
+from stfseb.training.folds import Folds
 from stfseb.training.static_step import StaticStep
 
 if TYPE_CHECKING:
@@ -51,28 +52,46 @@ class EagerEngine:
     ) -> None:
         self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
         self.description = f"eager, {precision}" + (f" ({why})" if why else "")
+        self.folds = Folds(method)
+        self.made, self.sums = 0, torch.zeros(3, dtype=torch.float64)  # steps of this epoch, and their terms
+        self._left: tuple[int, Tensor, Callable[[], None]] | None = None
+
+    def take_up(self, made: int, sums: Tensor, ready: Callable[[], None]) -> None:
+        """Let the next epoch start after `made` steps with these sums; `ready` then sets the random sources."""
+        self._left = made, sums, ready
 
     def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
         """Make one pass over the data."""
         device = self.method.like.device
-        sums = torch.zeros(3, dtype=torch.float64, device=device)
-        for x, y in self.batches.epoch(number):
+        self.made, self.sums = 0, torch.zeros(3, dtype=torch.float64, device=device)
+        minibatches = self.batches.epoch(number)
+        if self._left is not None:
+            made, sums, ready = self._left
+            self._left, self.made, self.sums = None, made, sums.to(device)
+            for _ in range(made):
+                next(minibatches)
+            ready()
+        for x, y in minibatches:
             terms = self.step(x, y)
             if device.type == "cpu":  # elsewhere it would wait for the device at every step
                 check(terms)
             self.optimiser.step()
-            sums += torch.stack([term.detach() for term in terms]).double()
+            self.sums += torch.stack([term.detach() for term in terms]).double()
+            self.made += 1
             on_step(1)
-        return sums
+        return self.sums
 
     def reseed(self, seed: int) -> None:
         """Do nothing: torch's default generator, which the caller seeds, rules."""
 
     def step(self, x: Tensor, y: Tensor) -> Terms:
-        """Compute the objective of a minibatch and its gradient."""
+        """Compute the objective of a minibatch and its gradient, in parts where memory asks for it."""
+        return self.folds.run(x, y, self.optimiser.zero_grad, self._gradient)
+
+    def _gradient(self, x: Tensor, y: Tensor, whole: int | None) -> Terms:
         with running(self.precision, self.method.like.device):
             try:
-                terms = self.method.objective(x, y, self.batches.num_data)
+                terms = self.method.objective(x, y, self.batches.num_data, whole)
             except ValueError as error:
                 if len(x) == 1 and "more than 1 value per channel" in str(error):
                     raise StfsebError(
@@ -80,7 +99,6 @@ class EagerEngine:
                         f"batch_size that does not leave one of {self.batches.num_data} examples over"
                     ) from error
                 raise
-        self.optimiser.zero_grad(set_to_none=True)
         # Divided by the nominal batch size, so that a smaller last batch weighs what it holds.
         (terms.total / self.batches.batch_size).backward()
         return terms

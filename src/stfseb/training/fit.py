@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +19,15 @@ from stfseb.methods.base import Method, check_count, check_positive
 from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
 from stfseb.training.batches import Augment, make_batches, split_off
+from stfseb.training.interrupts import Interrupted
 from stfseb.training.loop import DivergedError, FitResult, Protocol, Training, check_split, validation_batches
 from stfseb.training.progress import TrainingProgress
+from stfseb.training.resuming import resumed_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CollapseWarning", "DivergedError", "FitResult", "fit"]
+__all__ = ["CollapseWarning", "DivergedError", "FitResult", "Interrupted", "fit"]
 
 _VALIDATION_ROWS = 1024
 
@@ -53,8 +56,13 @@ def fit(
     compiled: bool | None = None,
     progress: bool = True,
     callback: Callable[[dict[str, Any]], None] | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float | None = None,
 ) -> FitResult:
     """Train `method` and leave it at its best epoch.
+
+    SIGTERM and Ctrl-C finish the step under way, write the checkpoint where there is one, and raise `Interrupted`;
+    a second Ctrl-C ends at once. A step that does not fit into memory is run in parts, which the log says.
 
     Args:
         method: any `Method`; its network is trained in place.
@@ -76,6 +84,11 @@ def fit(
         compiled: compile the captured step; by default where the run is long enough to earn it back.
         progress: show a bar (terminal) or a line an epoch.
         callback: called after each epoch with its history entry.
+        checkpoint: a file in which the run is kept while it trains. Where it exists, the run goes on from it, on the
+            CPU to the same weights, bit for bit, as if it had never stopped; another run's is refused. It is
+            left there in the end, and `fit` then returns the finished run; remove it when nobody needs it.
+        checkpoint_every: seconds between checkpoints. By default after every epoch, or, where epochs are so short
+            that this would take more than a fiftieth of the time, after several.
     """
     check_count(epochs=epochs, batch_size=batch_size, patience=patience)
     check_positive(lr=lr)
@@ -93,17 +106,20 @@ def fit(
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         check_split(method, batches, "train")
         check_split(method, held_out, "validation")
-        training = Training(method, batches, held_out, protocol)
-        steps = -(-batches.num_data // batches.batch_size)
-        with TrainingProgress(method.label, epochs, steps, show=progress) as display:
-            number = 0
+        file = None if checkpoint is None else Path(checkpoint).expanduser()
+        training = Training(method, batches, held_out, protocol, checkpoint=file, checkpoint_every=checkpoint_every)
+        with TrainingProgress(method.label, epochs, training.steps, show=progress) as display, training.interrupts:
+            if training.completed or training.partial is not None:
+                made = 0 if training.partial is None else training.partial.steps
+                display.resumed(training.completed * training.steps + made, f"resumed {resumed_at(training)}")
             while not training.done:
-                number += 1
+                number = training.completed + 1
                 training.begin(number, display.step)
                 entry = training.finish(number)
                 display.epoch(entry, training.result.best_epoch == number)
                 if callback is not None:
                     callback(entry)
+                training.keep()
         return conclude(training, training.restore_best())
 
 

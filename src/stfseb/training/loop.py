@@ -6,6 +6,7 @@ An epoch is begun and finished separately, so that several runs can have theirs 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from dataclasses import dataclass, field
@@ -18,14 +19,21 @@ from stfseb.inputs import check_pixels
 from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import generator
 from stfseb.networks.precision import resolve, running
+from stfseb.training import randomness
 from stfseb.training.batches import Batches, ResidentBatches
-from stfseb.training.engine import make_engine, make_optimiser
+from stfseb.training.engine import EagerEngine, make_engine, make_optimiser
+from stfseb.training.folds import NoMemoryError, is_out_of_memory
+from stfseb.training.interrupts import Interrupted, Interrupts
+from stfseb.training.resuming import Keeper, Partial, identity_of
 from stfseb.training.validation import Score, validation_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from torch import Tensor
+
+log = logging.getLogger("stfseb")
 
 _PREPARE = 8192  # examples a streamed data set hands to `prepare`
 
@@ -70,14 +78,32 @@ class Protocol:
 
 
 class Training:
-    """One method in training: `begin(n)`, `finish(n)` for n = 1, 2, ... until `done`, then `restore_best()`.
+    """One method in training: `begin(n)`, `finish(n)`, `keep()` for n = completed + 1, ... until `done`.
 
-    torch's default generators are seeded at each epoch: callers fork them.
+    Then `restore_best()`. With a checkpoint that exists, the run goes on from there. torch's default generators are
+    seeded at each epoch: callers fork them.
     """
 
-    def __init__(self, method: Method, batches: Batches, held_out: Batches, protocol: Protocol) -> None:
+    def __init__(
+        self,
+        method: Method,
+        batches: Batches,
+        held_out: Batches,
+        protocol: Protocol,
+        *,
+        checkpoint: Path | None = None,
+        checkpoint_every: float | None = None,
+    ) -> None:
         self.method, self.batches, self.held_out, self.protocol = method, batches, held_out, protocol
         self.result = FitResult()
+        self.partial: Partial | None = None
+        self.under_way = False
+        self.sources: dict[str, Tensor] = {}
+        self.interrupts = Interrupts()  # callers enter it around the epochs, or give one of their own
+        self.keeper: Keeper | None = None
+        self.validation_rows: int | None = None
+        if checkpoint is not None:
+            self.keeper = Keeper(checkpoint, checkpoint_every, identity_of(method, batches, held_out, protocol))
         self.started = time.perf_counter()
         seed = protocol.seed
         torch.manual_seed(generator(seed, 4, 0).initial_seed())
@@ -97,6 +123,18 @@ class Training:
         self.result.engine = self.engine.description
         self.precision = resolve(protocol.precision, method.net)
         self.best = copy.deepcopy(method.state_dict())
+        if self.keeper is not None:
+            self.keeper.restore(self)
+
+    @property
+    def completed(self) -> int:
+        """Return how many epochs are complete."""
+        return len(self.result.history)
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps an epoch has."""
+        return -(-self.batches.num_data // self.batches.batch_size)
 
     @property
     def samples(self) -> int:
@@ -105,12 +143,29 @@ class Training:
 
     def begin(self, number: int, on_step: Callable[[int], None] = lambda _: None) -> None:
         """Run epoch `number`; on a device its steps may still be under way when this returns."""
+        device, partial = self.method.like.device, self.partial
+        if partial is not None:
+            randomness.put_back(partial.start, device, self.batches)
+        elif self.keeper is not None and isinstance(self.engine, EagerEngine):
+            self.sources = randomness.states(device, self.batches)
         seed = generator(self.protocol.seed, 4, number).initial_seed()
         torch.manual_seed(seed)
         self.engine.reseed(seed)
         self.begun = time.perf_counter()
+        if partial is not None and isinstance(self.engine, EagerEngine):
+            self.begun -= partial.seconds
+            self.sources, self.partial = partial.start, None
+            self.engine.take_up(
+                partial.steps, partial.sums, lambda: randomness.put_back(partial.now, device, self.batches)
+            )
         self.method.train()
-        self.sums = self.engine.epoch(number, on_step, lambda terms: self.check(terms, number))
+        self.under_way = True
+
+        def stepped(count: int) -> None:
+            on_step(count)
+            self._after_step()
+
+        self.sums = self.engine.epoch(number, stepped, lambda terms: self.check(terms, number))
 
     def finish(self, number: int) -> dict[str, Any]:
         """Wait for the epoch, validate, keep the best weights; return the epoch's entry."""
@@ -121,8 +176,11 @@ class Training:
         entry["seconds"] = time.perf_counter() - self.begun
         score = self.validate()
         entry |= {"validation_nll": score.nll, "validation_accuracy": score.accuracy}
+        if learnt := self.method.learnt():
+            entry["learnt"] = learnt
         result = self.result
         result.history.append(entry)
+        self.under_way = False
         if score.nll < result.best_validation_nll:
             result.best_epoch, result.best_validation_nll = number, score.nll
             self.best = copy.deepcopy(self.method.state_dict())
@@ -132,6 +190,41 @@ class Training:
             result.stopped = "epochs"
         return entry
 
+    # Checkpoints and interrupts ----------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """After an epoch: write the checkpoint if it is time, and stop if somebody has asked for it."""
+        if self.keeper is not None:
+            self.keeper.after_epoch(self)
+        if self.interrupts.caught is not None:
+            raise self.stopped_by(self.interrupts.caught)
+
+    def _after_step(self) -> None:
+        if not isinstance(self.engine, EagerEngine):
+            return  # captured epochs are short: they are finished first
+        if self.interrupts.caught is not None:
+            raise self.stopped_by(self.interrupts.caught)
+        if self.keeper is not None and self.keeper.due:
+            self.keeper.offer(self)
+
+    def stopped_by(self, signum: int) -> Interrupted:
+        """Save the run as it is now and return the error that says so."""
+        where = f"after epoch {self.completed} of {self.protocol.epochs}"
+        if self.under_way and isinstance(self.engine, EagerEngine):
+            where = f"in epoch {self.completed + 1} of {self.protocol.epochs}, step {self.engine.made} of {self.steps}"
+        if self.keeper is None:
+            return Interrupted(
+                signum, where, "nothing was saved; give checkpoint='FILE' to be able to go on the next time"
+            )
+        try:
+            self.keeper.save(self)
+        except StfsebError as error:
+            left = self.keeper.stays() or "; nothing was saved"
+            return Interrupted(signum, where, f"the checkpoint could not be written ({error}){left}")
+        return Interrupted(
+            signum, where, f"saved in {self.keeper.path}; start it again with the same checkpoint to go on"
+        )
+
     @property
     def done(self) -> bool:
         """Tell whether the run has stopped."""
@@ -139,8 +232,23 @@ class Training:
 
     def validate(self) -> Score:
         """Return the validation score in the precision of the training."""
-        with running(self.precision, self.method.like.device):
-            return validation_score(self.method, validation_batches(self.held_out), self.samples)
+        while True:
+            try:
+                with running(self.precision, self.method.like.device):
+                    return validation_score(
+                        self.method, validation_batches(self.held_out), self.samples, self.validation_rows
+                    )
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                tried = self.validation_rows or self.held_out.batch_size
+                if tried == 1:
+                    raise NoMemoryError(
+                        f"one validation example with {self.samples} samples does not fit into memory: lower "
+                        "validation_samples"
+                    ) from error
+            self.validation_rows = tried // 2
+            log.warning("out of memory in validation: going on with %d rows at once", self.validation_rows)
 
     def restore_best(self) -> FitResult:
         """Leave the method at its best epoch, in evaluation mode, and return the result."""
@@ -157,6 +265,7 @@ class Training:
                 raise DivergedError(
                     f"the {name} term became {value} in epoch {epoch} of {self.method.label} ({settings}): "
                     "lower the learning rate, or weaken the prior (larger sigma, tau2)"
+                    + ("" if self.keeper is None else self.keeper.stays())
                 )
 
 

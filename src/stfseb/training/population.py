@@ -20,21 +20,25 @@ from stfseb.errors import StfsebError
 from stfseb.methods.base import Method, check_count
 from stfseb.training.batches import Augment, ResidentBatches, as_pair
 from stfseb.training.fit import conclude
+from stfseb.training.folds import NoMemoryError
+from stfseb.training.interrupts import Interrupted, Interrupts
 from stfseb.training.loop import DivergedError, FitResult, Protocol, Training, check_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
 _VALIDATION_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a population: how to make its method, and its seed."""
+    """One run of a population: how to make its method, its seed, and the file in which it is kept, as in `fit`."""
 
     name: str
     make: Callable[[], Method]
     seed: int = 0
+    checkpoint: Path | None = None
 
 
 @dataclass
@@ -57,9 +61,12 @@ def fit_population(
     device: str | torch.device = "cpu",
     augment: Augment | None = None,
     prune: Callable[[Member, list[dict[str, Any]]], bool] | None = None,
+    checkpoint_every: float | None = None,
     **protocol: Any,
 ) -> Iterator[Outcome]:
     """Train all members, `width` at a time, and yield each as it finishes.
+
+    SIGTERM and Ctrl-C while members train save those that have a checkpoint and raise `Interrupted`.
 
     Args:
         members: the runs, taken as places become free.
@@ -70,6 +77,7 @@ def fit_population(
         device: where to train.
         augment: applied to each training minibatch.
         prune: asked after each epoch with the run's history; True ends the run where it is.
+        checkpoint_every: seconds between a member's checkpoints, as in `fit`.
         protocol: as in `fit` (epochs, patience, lr, precision, ...).
     """
     check_count(width=width, batch_size=batch_size)
@@ -83,16 +91,32 @@ def fit_population(
     waiting = deque(members)
     running: list[_Place] = []
     on_cuda = place.type == "cuda"
+    interrupts = Interrupts()
     with torch.random.fork_rng(devices=[place] if on_cuda else []):
         while waiting or running:
-            while waiting and len(running) < (width if on_cuda else 1):
-                member = waiting.popleft()
-                batches = ResidentBatches(x, y, batch_size, member.seed, place, augment)
-                running.append(_Place(member, batches, held_out, replace(base, seed=member.seed), place))
-            for current in list(running):
-                if current.step(prune):
-                    running.remove(current)
-                    yield current.outcome()
+            # Entered anew for every round: between rounds the caller's own handlers rule.
+            with interrupts:
+                while waiting and len(running) < (width if on_cuda else 1):
+                    member = waiting.popleft()
+                    batches = ResidentBatches(x, y, batch_size, member.seed, place, augment)
+                    protocol_ = replace(base, seed=member.seed)
+                    running.append(_Place(member, batches, held_out, protocol_, place, checkpoint_every, interrupts))
+                ended = [current for current in running if current.step(prune)]
+                if interrupts.caught is not None:
+                    raise _stopped(running, interrupts.caught)
+            for current in ended:
+                running.remove(current)
+                yield current.outcome()
+
+
+def _stopped(running: list[_Place], signum: int) -> Interrupted:
+    """Save every run and return the error that says so."""
+    errors = [error for current in running if (error := current.stopped_by(signum)) is not None]
+    if len(errors) == 1:
+        return errors[0]
+    kept = sum(current.member.checkpoint is not None for current in running)
+    remedy = f"{kept} of them saved; start it again with the same checkpoints to go on"
+    return Interrupted(signum, f"with {len(running)} runs under way", remedy)
 
 
 class _Place:
@@ -105,35 +129,61 @@ class _Place:
         held_out: ResidentBatches,
         protocol: Protocol,
         place: torch.device,
+        checkpoint_every: float | None,
+        interrupts: Interrupts,
     ) -> None:
         self.member = member
         self.stream = torch.cuda.Stream(place) if place.type == "cuda" else None
         self.error = ""
-        self.epoch = 0
+        self.interrupted: Interrupted | None = None
         self.method = member.make().to(place)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(place))
         with self._here():
             check_split(self.method, batches, "train")
-            self.training = Training(self.method, batches, held_out, protocol)
+            self.training = Training(
+                self.method,
+                batches,
+                held_out,
+                protocol,
+                checkpoint=member.checkpoint,
+                checkpoint_every=checkpoint_every,
+            )
+            self.training.interrupts = interrupts
             self._begin()
 
     def step(self, prune: Callable[[Member, list[dict[str, Any]]], bool] | None) -> bool:
         """Finish the epoch under way and begin the next; return True when the run has ended."""
+        training = self.training
         with self._here():
-            try:
-                if not self.error:
-                    self.training.finish(self.epoch)
-            except DivergedError as error:
-                self.error = str(error)
-            if self.error:
+            if training.under_way and not self.error and self.interrupted is None:
+                self._finish(prune)
+            if self.error or training.done:
                 return True
-            if prune is not None and not self.training.done and prune(self.member, self.training.result.history):
-                self.training.result.stopped = "pruned"
-            if self.training.done:
-                return True
-            self._begin()
+            if training.interrupts.caught is None:
+                self._begin()
         return False
+
+    def _finish(self, prune: Callable[[Member, list[dict[str, Any]]], bool] | None) -> None:
+        training = self.training
+        try:
+            training.finish(training.completed + 1)
+        except (DivergedError, NoMemoryError) as error:
+            self.error = str(error)
+            return
+        if prune is not None and not training.done and prune(self.member, training.result.history):
+            training.result.stopped = "pruned"
+        if training.keeper is not None:
+            training.keeper.after_epoch(training)
+
+    def stopped_by(self, signum: int) -> Interrupted | None:
+        """Save the run where it is, at the end of the epoch under way or in the middle of it; None: it had failed."""
+        with self._here():
+            if self.interrupted is None and self.training.under_way and not self.error:
+                self._finish(None)
+            if self.error:
+                return None
+            return self.interrupted or self.training.stopped_by(signum)
 
     def outcome(self) -> Outcome:
         """Return the run at its best epoch."""
@@ -146,11 +196,14 @@ class _Place:
         return Outcome(self.member, self.method, result)
 
     def _begin(self) -> None:
-        self.epoch += 1
+        if self.training.done:  # its checkpoint was complete
+            return
         try:
-            self.training.begin(self.epoch)
-        except DivergedError as error:  # off the GPU every step is checked
+            self.training.begin(self.training.completed + 1)
+        except (DivergedError, NoMemoryError) as error:  # off the GPU every step is checked
             self.error = str(error)
+        except Interrupted as stop:  # saved in the middle of an epoch; the others are to be saved too
+            self.interrupted = stop
 
     def _here(self) -> Any:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)

@@ -52,6 +52,12 @@ class TrainingProgress:
     ) -> None:
         self.bar.stop()
 
+    def resumed(self, steps: int, text: str) -> None:
+        """Count the steps that an earlier start has made, and say where the run goes on."""
+        self.step(steps)
+        if self.live or self.lines:
+            self.console.print(f"{self.title}: {text}", highlight=False, soft_wrap=True)
+
     def step(self, count: int = 1) -> None:
         """Count minibatches."""
         if self.live:
