@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from stfseb.errors import StfsebError, unknown
 from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import as_tensor, check_pixels, scaled
-from stfseb.networks.features import Features, reinitialised
+from stfseb.networks.features import Features, he_initialised, reinitialised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXTRACTORS = ("init", "independent")
+EXTRACTORS = ("init", "independent", "he")
 TRAIN = "train"  # the paper's TRAIN: context points are rows of the minibatch
 
 
@@ -97,7 +97,8 @@ class ContextStream:
 class Draw(NamedTuple):
     """The context of one step: images in the network's precision, their features, the generator of their masks.
 
-    A training engine that factors many steps' Gram matrices at once hands the factor (and its inverse) along.
+    A training engine that factors many steps' Gram matrices at once hands the factor (and its inverse) along,
+    or, with `spectrum`, eigenvectors as `factor` and eigenvalues as `spectrum`.
     """
 
     images: Tensor
@@ -105,9 +106,19 @@ class Draw(NamedTuple):
     masks: torch.Generator | None = None
     factor: Tensor | None = None
     whitener: Tensor | None = None
+    spectrum: Tensor | None = None
+
+    def decomposed(self) -> Draw:
+        """Return the draw with its eigen-decomposition, for a prior whose taus are learnt."""
+        if self.spectrum is not None:
+            return self
+        factor, spectrum = FunctionPrior.decompose(self.features)
+        return self._replace(factor=factor, spectrum=spectrum)
 
     def function_prior(self, tau1: Any, tau2: Any, dof: Any, **settings: Any) -> FunctionPrior:
         """Return the prior on the outputs at these points, from the factor where there is one."""
+        if self.factor is not None and self.spectrum is not None:
+            return FunctionPrior.from_spectrum(self.factor, self.spectrum, tau1, tau2, dof, **settings)
         if self.factor is None:
             return FunctionPrior(self.features, tau1, tau2, dof, **settings)
         features = self.features if self.whitener is None else None
@@ -123,8 +134,8 @@ class Context(nn.Module):
         net: the network that is being trained; the extractor is copied from it now.
         context: images, or "train" for rows of the minibatch.
         num_context: points in each step.
-        extractor: "init" (a frozen copy of `net`), "independent" (a copy initialised anew), a callable, or
-            None where only the images are needed (features are then of width 0).
+        extractor: "init" (a frozen copy of `net`), "independent" (a copy initialised anew), "he" (anew by He's
+            rule), a callable, or None where only the images are needed (features are then of width 0).
         layer: the layer whose output h is; None for the input of the last Linear.
         normalise: divide h by its root mean square norm.
         seed: of the order and of the masks; drawn from torch's default generator when None.
@@ -253,7 +264,9 @@ def _frozen(net: nn.Module, extractor: str | Callable[[Tensor], Tensor] | None, 
     if extractor not in EXTRACTORS:
         raise unknown("extractor", extractor, EXTRACTORS)
     try:
-        return copy.deepcopy(net) if extractor == "init" else reinitialised(net, seed)
+        if extractor == "init":
+            return copy.deepcopy(net)
+        return reinitialised(net, seed) if extractor == "independent" else he_initialised(net, seed)
     except StfsebError:
         raise
     except Exception as error:  # a module may refuse to be copied in any way

@@ -18,6 +18,7 @@ from stfseb.likelihoods import Categorical
 from stfseb.methods.base import Method, check_count, check_positive
 from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
+from stfseb.methods.learning import LearningWarning
 from stfseb.training.batches import Augment, make_batches, split_off
 from stfseb.training.interrupts import Interrupted
 from stfseb.training.loop import DivergedError, FitResult, Protocol, Training, check_split, validation_batches
@@ -130,6 +131,8 @@ def conclude(training: Training, result: FitResult) -> FitResult:
         method.calibration.pop(stale, None)
     method.calibration[HELD_OUT] = held_out_scores(method, validation_batches(training.held_out), training.samples)
     result.collapsed = _collapsed(training)
+    for line in method.complaints():
+        warnings.warn(line, LearningWarning, stacklevel=3)
     return result
 
 
