@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
-from stfseb.experiments.run import RunConfig, evaluate_and_record, make_method, train_and_evaluate
+from stfseb.experiments.run import CHECKPOINT, RunConfig, evaluate_and_record, make_method, train_and_evaluate
 from stfseb.experiments.run import augmentation as _augmentation
 from stfseb.experiments.run import protocol_of as _protocol
 from stfseb.files import read_json
@@ -138,7 +138,12 @@ def perform_together(
     first = jobs[0].config(device)
     started = time.time()
     members = [
-        Member(job.name, lambda job=job: make_method(data, job.config(device)), job.seed)  # type: ignore[misc]
+        Member(
+            job.name,
+            lambda job=job: make_method(data, job.config(device)),  # type: ignore[misc]
+            job.seed,
+            job.folder(results) / CHECKPOINT,
+        )
         for job in jobs
     ]
     for outcome in fit_population(

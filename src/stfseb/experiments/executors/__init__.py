@@ -58,7 +58,8 @@ def run_jobs(
     """
     from stfseb.experiments.executors.ledger import Ledger
     from stfseb.experiments.executors.local import run_locally
-    from stfseb.experiments.executors.plan import planned, write_plan
+    from stfseb.experiments.executors.plan import planned
+    from stfseb.experiments.executors.plan_file import write_plan
 
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)

@@ -8,7 +8,6 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
-from stfseb.experiments.machine import code_version
 from stfseb.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ def in_a_line(error: BaseException) -> str:
 
 def describe(error: BaseException | str, stage: str) -> dict[str, Any]:
     """Return what is kept of an error: a line, the traceback, when, where, doing what."""
+    from stfseb.experiments.machine import code_version  # which needs torch, and reading failures does not
+
     line, trace = (error, "") if isinstance(error, str) else (in_a_line(error), _trace(error))
     return {
         "format": FORMAT,

@@ -1,21 +1,18 @@
-"""What is to be done: jobs with their names and folders worked out once, and the plan file that `status` reads."""
+"""What is to be done: jobs with their names and folders worked out once."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
-from stfseb.errors import StfsebError
-from stfseb.experiments.jobs import RECORD, Job
-from stfseb.files import alone_in, read_json, write_json
+from stfseb.experiments.jobs import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-PLAN = "plan.json"
-FORMAT = 1
+    from stfseb.experiments.jobs import Job
 
 
 @dataclass(frozen=True)
@@ -69,31 +66,3 @@ def planned(jobs: Iterable[Job], results: Path, parts: Sequence[str] = ()) -> li
     for entry in found.values():
         methods.setdefault(entry.group, len(methods))
     return sorted(found.values(), key=lambda p: (order[p.job.task, p.job.context], methods[p.group]))
-
-
-def write_plan(results: Path, jobs: Sequence[Planned]) -> None:
-    """Add jobs to the results' plan; several commands may do so at once."""
-    path = results / PLAN
-    with alone_in(results):
-        before = read_plan(results)
-        entries = dict(before)
-        for entry in jobs:
-            old = entries.get(entry.name, {})
-            parts = sorted({*old.get("parts", ()), *entry.parts})
-            entries[entry.name] = {**asdict(entry.job), "folder": entry.folder.parent.name, "parts": parts}
-        if entries != before:
-            write_json(path, {"format": FORMAT, "jobs": entries})
-
-
-def read_plan(results: Path) -> dict[str, dict[str, Any]]:
-    """Return the planned jobs by name; none where there is no plan."""
-    path = results / PLAN
-    if not path.exists():
-        return {}
-    content = read_json(path, "plan")
-    if not isinstance(content, dict) or not isinstance(content.get("jobs"), dict):
-        raise StfsebError(f"{path} is not a plan: remove it, the next command writes it again")
-    if content.get("format", 0) > FORMAT:
-        raise StfsebError(f"{path} is of a newer format than this stfseb reads: upgrade stfseb")
-    jobs: dict[str, dict[str, Any]] = content["jobs"]
-    return jobs

@@ -1,0 +1,145 @@
+"""How a folder of results stands: what is done, running, failed and left, with times.
+
+Read from the plan, the records, the failures and the claims; nothing is written, and runs under way are not
+disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from stfseb.errors import StfsebError
+from stfseb.experiments import claims
+from stfseb.experiments.executors.failures import read_failure
+from stfseb.experiments.executors.plan_file import read_plan
+from stfseb.files import read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STATES = ("done", "running", "failed", "left")
+_LARGEST_HEADER = 1 << 26
+
+
+@dataclass
+class RunStatus:
+    """One run: its state, and what there is to know in that state."""
+
+    name: str
+    task: str
+    method: str
+    seed: int | None
+    state: str
+    seconds: float | None = None  # of training when done, since the claim when running
+    epochs: int | None = None  # at most
+    epoch: int | None = None  # complete ones in the checkpoint
+    who: dict[str, Any] = field(default_factory=dict)  # holds the claim
+    missing: list[str] = field(default_factory=list)  # parts that are asked for beside the record
+    attempt: int = 0
+    error: str = ""
+    traceback: str = ""
+
+    @property
+    def label(self) -> str:
+        """The run in a few words."""
+        return f"{self.task} {self.method}" + ("" if self.seed is None else f" seed {self.seed}")
+
+
+@dataclass
+class Status:
+    """All runs of a results folder."""
+
+    runs: list[RunStatus]
+
+    def of(self, state: str) -> list[RunStatus]:
+        """Return the runs in a state."""
+        return [run for run in self.runs if run.state == state]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many runs are in each state."""
+        return {state: len(self.of(state)) for state in STATES}
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time the rest will take as runs of its kind have taken, with as many at a time as now; None: no idea."""
+        times: dict[tuple[str, str], list[float]] = {}
+        for run in self.of("done"):
+            times.setdefault((run.task, run.method), []).append(run.seconds or 0.0)
+        if not times:
+            return None
+        means = {kind: fmean(found) for kind, found in times.items()}
+        usual = fmean(means.values())
+        rest = sum(means.get((run.task, run.method), usual) for run in self.of("left"))
+        for run in self.of("running"):
+            rest += max(0.0, means.get((run.task, run.method), usual) - (run.seconds or 0.0))
+        return rest / max(1, len(self.of("running")))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {"counts": self.counts, "seconds_left": self.seconds_left, "runs": [asdict(run) for run in self.runs]}
+
+
+def status(results: Path) -> Status:
+    """Look at a results folder."""
+    if not results.is_dir():
+        raise StfsebError(f"results folder {results} does not exist")
+    plan = read_plan(results)
+    places = {name: results / str(entry["folder"]) for name, entry in plan.items()}
+    for folder in sorted(results.glob("runs/*/*/")):
+        places.setdefault(folder.name, folder)
+    if not places:
+        raise StfsebError(f"nothing was planned or done in {results}: give the folder that holds 'runs'")
+    return Status([_look(name, folder, plan.get(name, {})) for name, folder in places.items()])
+
+
+def _look(name: str, folder: Path, planned: dict[str, Any]) -> RunStatus:
+    method, _, rest = name.partition("-seed")
+    number = rest.partition("-")[0]
+    run = RunStatus(
+        name,
+        task=folder.parent.name,
+        method=method,
+        seed=int(number) if number.isdecimal() else None,
+        state="left",
+        epochs=planned.get("training", {}).get("epochs"),
+    )
+    recorded = (folder / "record.json").exists()
+    if recorded:
+        record = read_json(folder / "record.json", "record")
+        run.seconds = float(record.get("seconds") or 0.0)
+        run.epoch = len(record.get("history", ()))
+        run.missing = [part for part in planned.get("parts", ()) if not (folder / f"{part}.json").exists()]
+        if not run.missing:
+            run.state = "done"
+            return run
+    held = claims.holder(folder)
+    failure = read_failure(folder)
+    if failure is not None:
+        run.attempt, run.error = int(failure.get("attempt", 1)), str(failure.get("error", ""))
+        run.traceback = str(failure.get("traceback", ""))
+    if held is not None:
+        run.state, run.who = "running", held
+        run.seconds = max(0.0, time.time() - float(held.get("since", time.time())))
+    elif failure is not None:
+        run.state = "failed"
+    if not recorded:
+        run.epoch = _epochs_in(folder / "checkpoint")
+    return run
+
+
+def _epochs_in(checkpoint: Path) -> int | None:
+    """Return how many epochs a checkpoint holds, from the header of the file alone."""
+    try:
+        with checkpoint.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if not 0 < size < _LARGEST_HEADER:
+                return None
+            said = json.loads(file.read(size))["__metadata__"]["stfseb checkpoint"]
+        return int(json.loads(said)["state"]["epoch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
