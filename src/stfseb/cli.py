@@ -84,6 +84,7 @@ def compare(
 
 @app.command()
 def train(
+    given: typer.Context,
     task: TaskArgument = "mini",
     method: Annotated[str, typer.Option("--method", "-m", help="The method to train.")] = "stfseb",
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of weights, order, masks and context.")] = 0,
@@ -95,26 +96,36 @@ def train(
     device: Device = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder; it knows its task, method and settings.")
+    ] = None,
+    checkpoint_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Keep the run on disk this often; by default after every epoch.")
+    ] = None,
 ) -> None:
-    """Train one method on a task; save the model and a record of the run."""
+    """Train one method on a task; save the model and a record of the run.
+
+    The run is kept on disk while it trains: after Ctrl-C, SIGTERM or a crash, `stfseb train --resume FOLDER` goes on
+    from there and ends with the numbers of a run that was never stopped.
+    """
     from rich.console import Console
 
-    from stfseb.data.tasks import load_task
-    from stfseb.experiments.records import new_folder
-    from stfseb.experiments.run import make_method, train_and_evaluate
-    from stfseb.methods.registry import key_of
+    from stfseb.experiments.resume import ResumableRun
     from stfseb.report.tables import main_table
 
-    data = load_task(task).load(context=context)
-    settings = _assignments([f"{method}.{item}" for item in set_ or []]).get(method, {})
-    config = _config(key_of(method), seed, settings, epochs, device)
-    make_method(data, config)
-    folder = new_folder(out, f"{data.task.name}-{config.method}-seed{seed}")
-    _, record = train_and_evaluate(data, config, folder, progress=not quiet)
+    if resume is None:
+        settings = _assignments([f"{method}.{item}" for item in set_ or []]).get(method, {})
+        run = ResumableRun.new(out, task, _config(method, seed, settings, epochs, device), context)
+    else:
+        _check_alone_with_resume(given)
+        run = ResumableRun.of(resume, None if device is None else _device(device))
+    record = run.go_on(
+        progress=not quiet, checkpoint_every=None if checkpoint_minutes is None else 60 * checkpoint_minutes
+    )
     screen = Console()
     screen.print(main_table([record]).to_rich(screen.width))
-    screen.print(f"Model: {folder / 'model'}", highlight=False, soft_wrap=True)
-    screen.print(f"Record: {folder / 'record.json'}", highlight=False, soft_wrap=True)
+    screen.print(f"Model: {run.folder / 'model'}", highlight=False, soft_wrap=True)
+    screen.print(f"Record: {run.folder / 'record.json'}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -272,6 +283,7 @@ def _mount() -> None:
     from stfseb.commands_export import export
     from stfseb.commands_search import search
     from stfseb.data.commands import app as data_app
+    from stfseb.commands_status import status
     from stfseb.serving.commands import serve
 
     app.add_typer(data_app, name="data")
@@ -280,6 +292,7 @@ def _mount() -> None:
     app.command()(serve)
 
 
+    app.command()(status)
 _mount()
 
 
@@ -306,6 +319,16 @@ def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:
 
 def _device(name: str | None) -> str:
     import torch
+def _check_alone_with_resume(given: typer.Context) -> None:
+    """Raise if an option that defines a run was given beside --resume, whose run has its own."""
+    for parameter in given.command.params:
+        source = given.get_parameter_source(parameter.name or "")
+        own = parameter.name not in ("resume", "device", "quiet", "checkpoint_minutes")
+        if own and source is not None and source.name == "COMMANDLINE":
+            name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.opts[0].upper()
+            raise StfsebError(f"{name} cannot be given with --resume: the run in that folder has its own")
+
+
 
     from stfseb.experiments.run import default_device
 
@@ -327,12 +350,13 @@ def _config(method: str, seed: int, settings: dict[str, Any], epochs: int | None
 
 
 def main() -> None:
-    """Run the command line; the user's own mistakes end in one line and exit code 2."""
+    """Run the command line; the user's own mistakes end in one line and exit code 2, signals in 130 or 143."""
     try:
         app()
     except StfsebError as error:
-        print(f"stfseb: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = getattr(error, "exit_code", 2)
+        print(f"stfseb: {'error: ' if code == 2 else ''}{error}", file=sys.stderr)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

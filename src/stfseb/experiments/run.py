@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stfseb.data.tasks import Task, TaskData
     from stfseb.methods.base import Method
 
+CHECKPOINT = "checkpoint"  # of a run in its folder, until its record is there
 _NETWORKS = {"small": SmallCNN, "deep": DeepCNN}
 
 
@@ -92,9 +93,19 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
 
 
 def train_and_evaluate(
-    data: TaskData, config: RunConfig, folder: Path, *, progress: bool = True, more: dict[str, Any] | None = None
+    data: TaskData,
+    config: RunConfig,
+    folder: Path,
+    *,
+    progress: bool = True,
+    more: dict[str, Any] | None = None,
+    checkpoint_every: float | None = None,
 ) -> tuple[Method, dict[str, Any]]:
-    """Train, evaluate and save one run into `folder`; return the method and its record."""
+    """Train, evaluate and save one run into `folder`; return the method and its record.
+
+    The run is kept in `folder/checkpoint` while it trains, every `checkpoint_every` seconds (see `fit`): called
+    again with the same folder after whatever has ended it, it goes on from there.
+    """
     started = time.time()
     method = make_method(data, config)
     device = torch.device(config.device)
@@ -108,6 +119,8 @@ def train_and_evaluate(
             seed=config.seed,
             augment=augmentation(data.task),
             progress=progress,
+            checkpoint=folder / CHECKPOINT,
+            checkpoint_every=checkpoint_every,
             **protocol_of(data.task, config),
         )
     record = evaluate_and_record(
@@ -127,7 +140,10 @@ def evaluate_and_record(
     memory: float | None,
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a trained method, save it and, last, its record with the entries `more`; return the record."""
+    """Evaluate a trained method, save it and, last, its record with the entries `more`; return the record.
+
+    The run's checkpoint is removed once the record is written.
+    """
     training = training_of(data.task, config)
     with suppress(StfsebError):  # too few validation images to promise anything
         method.ood_threshold(0.05)
@@ -164,6 +180,7 @@ def evaluate_and_record(
         **(more or {}),
     }
     write_record(folder, record)
+    (folder / CHECKPOINT).unlink(missing_ok=True)
     return record
 
 
