@@ -282,17 +282,17 @@ def bench(
 def _mount() -> None:
     from stfseb.commands_export import export
     from stfseb.commands_search import search
-    from stfseb.data.commands import app as data_app
     from stfseb.commands_status import status
+    from stfseb.data.commands import app as data_app
     from stfseb.serving.commands import serve
 
     app.add_typer(data_app, name="data")
     app.command()(export)
     app.command()(search)
     app.command()(serve)
-
-
     app.command()(status)
+
+
 _mount()
 
 
@@ -317,8 +317,6 @@ def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _device(name: str | None) -> str:
-    import torch
 def _check_alone_with_resume(given: typer.Context) -> None:
     """Raise if an option that defines a run was given beside --resume, whose run has its own."""
     for parameter in given.command.params:
@@ -329,6 +327,8 @@ def _check_alone_with_resume(given: typer.Context) -> None:
             raise StfsebError(f"{name} cannot be given with --resume: the run in that folder has its own")
 
 
+def _device(name: str | None) -> str:
+    import torch
 
     from stfseb.experiments.run import default_device
 
