@@ -222,10 +222,13 @@ class Context(nn.Module):
             if self.images_only:
                 self.cached = like.new_empty(len(self.images), 0)
                 return self.cached
-            extract = self._make_extractor(scaled(self.images[:1], like))
-            parts = [extract(scaled(part, like)) for part in self.images.split(1024)]
-            self.cached = self._normalised(torch.cat(parts))
+            self.cached = self.extract(self.images, like)
         return self.cached
+
+    def extract(self, images: Tensor, like: Tensor) -> Tensor:
+        """Return h for any images, (count, p)."""
+        extract = self._make_extractor(scaled(images[:1], like))
+        return self._normalised(torch.cat([extract(scaled(part, like)) for part in images.split(1024)]))
 
     def _make_extractor(self, example: Tensor) -> Features:
         if self._extractor is None:

@@ -1,0 +1,218 @@
+"""How heavy are the tails? Degrees of freedom fitted to trained weights and to outputs at context points.
+
+The premise of Student's t priors is that both have heavier tails than a Gaussian. Each sample is fitted by maximum
+likelihood with a t distribution of location zero, in scale form: for squared Mahalanobis distances c_b of blocks of
+n values (n = 1 and c = x^2 for single ones),
+
+    sum_b lgamma((nu + n)/2) - lgamma(nu/2) - n/2 log(nu pi s^2) - (nu + n)/2 log1p(c_b / (nu s^2))
+
+is maximised over nu and s. The interval of nu is the profile likelihood's: twice the loss is below the chi-squared
+quantile. It takes the values for independent draws, which weights of a network are not: read it as a lower bound of
+the uncertainty. Where a Gaussian fits best, nu is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stfseb.errors import StfsebError
+from stfseb.inputs import as_tensor, scaled
+from stfseb.methods.context import Draw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike
+    from torch import Tensor
+
+    from stfseb.evaluation.metrics import Array
+    from stfseb.methods.base import Method
+
+_LOWEST, _HIGHEST = 0.05, 1e4  # of nu: beyond, a t is a Gaussian to four digits
+
+
+@dataclass(frozen=True)
+class TailFit:
+    """The Student's t that fits a sample best."""
+
+    name: str
+    count: int
+    """Draws: single values, or blocks of `dimension` values."""
+    dimension: int
+    dof: float
+    """The estimate of nu, infinite where a Gaussian fits best."""
+    low: float
+    """Lower end of the interval of nu; 0 where the likelihood does not bound it."""
+    high: float
+    """Upper end; infinite where the data do not tell the t from a Gaussian."""
+    scale: float
+    """s, the scale of the t: of the values themselves, or of blocks relative to K^(1/2)."""
+    gain: float
+    """Log-likelihood over the best Gaussian's, in nats a draw."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as JSON knows it (infinity as a string)."""
+        return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in asdict(self).items()}
+
+    def __str__(self) -> str:
+        return f"{self.name}: dof {self.dof:.3g} [{self.low:.3g}, {self.high:.3g}], {self.count} draws"
+
+
+def fit_tails(quadratic: ArrayLike, dimension: int = 1, *, name: str = "", level: float = 0.95) -> TailFit:
+    """Fit nu and s to squared distances c (count,) of draws of `dimension` values; c = x^2 for single values x."""
+    c = np.asarray(quadratic, dtype=np.float64).ravel()
+    if len(c) < 2 or not np.isfinite(c).all() or (c < 0).any() or not c.any():
+        raise StfsebError(
+            f"{name or 'tails'}: {len(c)} squared values; at least two, finite and not all zero are needed"
+        )
+    if not 0 < level < 1:
+        raise StfsebError(f"level={level}: give a number between 0 and 1, for example 0.95")
+    from scipy.optimize import brentq, minimize_scalar
+    from scipy.special import chdtri
+
+    unit = c.mean() / dimension  # the Gaussian's s^2; everything is in units of it
+    profile = _Profile(c / unit, dimension)
+    inner = minimize_scalar(
+        lambda a: -profile(a), bounds=(math.log(_LOWEST), math.log(_HIGHEST)), method="bounded", options={"xatol": 1e-4}
+    )
+    best, top = float(inner.x), -float(inner.fun)
+    gaussian = profile.gaussian()
+    at_end = best > math.log(_HIGHEST) - 1e-3 or top < gaussian
+    if at_end:
+        top = gaussian
+    cut = top - float(chdtri(1, 1 - level)) / 2
+
+    def end(outer: float) -> float | None:
+        """Return the log nu between the optimum and `outer` at which the likelihood meets the cut."""
+        if profile(outer) >= cut:
+            return None
+        return float(brentq(lambda a: profile(a) - cut, min(best, outer), max(best, outer), xtol=1e-3))
+
+    low, high = end(math.log(_LOWEST)), None if at_end or gaussian >= cut else end(math.log(_HIGHEST))
+    return TailFit(
+        name=name,
+        count=len(c),
+        dimension=dimension,
+        dof=math.inf if at_end else math.exp(best),
+        low=0.0 if low is None else math.exp(low),
+        high=math.inf if high is None else math.exp(high),
+        scale=math.sqrt(unit) if at_end else math.sqrt(unit * profile.scale(math.exp(best))),
+        gain=max(0.0, top - gaussian) / len(c),
+    )
+
+
+class _Profile:
+    """The log-likelihood of log nu, maximised over s^2."""
+
+    def __init__(self, c: Array, dimension: int) -> None:
+        self.c, self.n = c, dimension
+        self.start = 0.0  # log s^2, from one evaluation to the next
+
+    def scale(self, nu: float) -> float:
+        """Return the best s^2: the root of a decreasing score, by Newton's method in its logarithm."""
+        n, b = self.n, self.start
+        for _ in range(100):
+            share = self.c / (nu * math.exp(b) + self.c)
+            score = (nu + n) / 2 * share.mean() - n / 2
+            slope = (nu + n) / 2 * (share * (1 - share)).mean()
+            step = min(2.0, max(-2.0, score / max(slope, 1e-300)))
+            b += step
+            if abs(step) < 1e-5:  # quadratic: the next step would be about its square
+                break
+        self.start = b
+        return math.exp(b)
+
+    def __call__(self, log_nu: float) -> float:
+        from scipy.special import gammaln
+
+        nu, n = math.exp(log_nu), self.n
+        squared = self.scale(nu)
+        constant = gammaln((nu + n) / 2) - gammaln(nu / 2) - n / 2 * math.log(nu * math.pi * squared)
+        return float(len(self.c) * constant - (nu + n) / 2 * np.log1p(self.c / (nu * squared)).sum())
+
+    def gaussian(self) -> float:
+        """Return the log-likelihood of the best Gaussian, s^2 = mean c / n = 1."""
+        return float(-len(self.c) * self.n / 2 * math.log(2 * math.pi) - self.c.sum() / 2)
+
+
+def weight_tails(method: Method, *, level: float = 0.95) -> list[TailFit]:
+    """Return the fitted tails of the network's parameters: tensor by tensor, and all together.
+
+    "all" is what a weight prior with one scale sees: tensors of different spread make its tails heavier than any
+    tensor's own. "all, unit scale" divides each tensor by its root mean square first.
+    """
+    named = [(name, _flat(p)) for name, p in method.net.named_parameters() if p.requires_grad]
+    used = [(name, values) for name, values in named if len(values) > 1 and values.any()]
+    if not used:
+        raise StfsebError("the network's trainable parameters are all zero: nothing can be fitted")
+    rows = [fit_tails(values**2, name=name, level=level) for name, values in used]
+    together = [values**2 for _, values in used]
+    rows.append(fit_tails(np.concatenate(together), name="all", level=level))
+    rows.append(fit_tails(np.concatenate([v / v.mean() for v in together]), name="all, unit scale", level=level))
+    return rows
+
+
+@torch.no_grad()
+def context_tails(
+    method: Method,
+    images: Any = None,
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    level: float = 0.95,
+) -> list[TailFit]:
+    """Return the fitted tails of the outputs at context images: of single outputs and, where there is K, of blocks.
+
+    Args:
+        method: a trained method.
+        images: context images; by default those the method was trained with.
+        samples: functions drawn from the posterior, their outputs taken together.
+        seed: of the functions and of the blocks.
+        level: coverage of the intervals.
+
+    Blocks of N_c points are the unit of the function prior: their rows, "class l, blocks", fit t(nu, 0, s^2 K) with
+    the method's own K, and are left out for methods that have none (or that were loaded, without extractor).
+    """
+    context = method.context
+    if images is None:
+        if context is None or context.images is None:
+            raise StfsebError("this method has no context images of its own: give images")
+        images = context.images
+    images = as_tensor(getattr(images, "images", images), "images")
+    values = method.sample_logits(images, samples, seed=seed).double()
+    centred = getattr(method, "centred", None)
+    if centred is not None:
+        values = centred(values, scaled(images, method.like))
+    rows = _by_class(values.square().flatten(0, 1).cpu().numpy(), 1, "", level)
+    prior_of: Callable[[Draw], Any] | None = getattr(method, "function_prior", None)
+    if prior_of is None or context is None or context.images_only or len(images) < 2 * context.num_context:
+        return rows
+    features = context.extract(images, method.like)
+    size = context.num_context
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    blocks = order[: len(order) // size * size].view(-1, size)
+    distances = []
+    for block in blocks:
+        prior = prior_of(Draw(images[block], features[block.to(features.device)]))
+        distances.append(prior.quadratic(values[:, block.to(values.device)]))
+    return rows + _by_class(torch.cat(distances).cpu().numpy(), size, ", blocks", level)
+
+
+def _by_class(c: Array, dimension: int, suffix: str, level: float) -> list[TailFit]:
+    """Fit each column of c (draws, classes), then all of them together."""
+    rows = [
+        fit_tails(c[:, k], dimension, name=f"class {k}{suffix}", level=level)
+        for k in range(c.shape[1])
+        if c[:, k].any()
+    ]
+    return [*rows, fit_tails(c, dimension, name=f"all classes{suffix}", level=level)]
+
+
+def _flat(parameter: Tensor) -> Array:
+    flat: Array = parameter.detach().double().cpu().numpy().ravel()
+    return flat
