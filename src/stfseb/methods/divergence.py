@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class GaussianDivergence:
     """KL( N(m, S + e I) || N(0, K + e I) ) for one K and many (m, S), e = gamma mean(diag K), in float64."""
 
-    def __init__(self, covariance: Tensor, gamma: float) -> None:
+    def __init__(self, covariance: Tensor, gamma: float | Tensor) -> None:
         self.size = len(covariance)
         self.gamma = gamma
         self.nugget = gamma * covariance.diagonal().mean()
@@ -40,7 +40,7 @@ class GaussianDivergence:
     def _cholesky(self, covariance: Tensor, what: str) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(covariance + self.nugget * self.eye)
         if factor.device.type == "cpu" and bool((info != 0).any()):
-            raise StfsebError(f"{what} is not positive definite with gamma={self.gamma:g}: use a larger gamma")
+            raise StfsebError(f"{what} is not positive definite with gamma={float(self.gamma):g}: use a larger gamma")
         # Elsewhere a failure shows as NaN in the loss, without waiting for the device.
         return torch.where((info == 0)[..., None, None], factor, math.nan)
 

@@ -120,6 +120,7 @@ class FSEB(MeanFieldMethod):
     key = "fseb"
     label = "FS-EB"
     settings_type = FSEBSettings
+    live_names = ("sigma", "tau1", "tau2")
     settings: FSEBSettings
 
     def __init__(
@@ -144,7 +145,6 @@ class FSEB(MeanFieldMethod):
                 raise unknown("setting", switch, known)
         settings = FSEBSettings(sigma, tau1, tau2, num_context, samples, extractor=named, features=features, **switches)
         super().__init__(net, settings, likelihood, point=settings.variant == "map")
-        self.weight_prior = WeightPrior(math.inf, sigma)
         if context is not None or settings.kappa != 0:
             self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
 
@@ -153,7 +153,6 @@ class FSEB(MeanFieldMethod):
         """Return a method that can predict but not train: the context's images are not saved."""
         method = cls(net, functional_scale=0, variant=settings.variant, likelihood=likelihood)
         method.settings = settings
-        method.weight_prior = WeightPrior(math.inf, settings.sigma)
         return method
 
     @property
@@ -174,7 +173,7 @@ class FSEB(MeanFieldMethod):
             function = outputs.new_zeros(())
         data = -self.likelihood.log_prob(outputs, y).mean(0).sum()
         if self.point:
-            weights = self.weight_prior.penalty(self.trainable()) * share
+            weights = WeightPrior(math.inf, self.hyper("sigma")).penalty(self.trainable()) * share
         else:
             weights = self.kl() * (settings.temperature * share)
         return Terms(data, function, weights)
@@ -186,9 +185,8 @@ class FSEB(MeanFieldMethod):
 
     def function_prior(self, draw: Draw) -> FunctionPrior:
         """Return the prior on the outputs at the context points of a draw."""
-        tau1, tau2, bias = self.settings.tau1, self.settings.tau2, self.settings.bias
-        return draw.function_prior(tau1, tau2, math.inf, bias_variance=bias)
+        return draw.function_prior(self.hyper("tau1"), self.hyper("tau2"), math.inf, bias_variance=self.settings.bias)
 
     def prior_ratio(self) -> tuple[Any, Any]:
         """Return tau1/tau2 and the variance of the kernel's common offset."""
-        return self.settings.tau1 / self.settings.tau2, self.settings.bias
+        return self.hyper("tau1") / self.hyper("tau2"), self.settings.bias

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stfseb.methods.layer_calls import LINEAR, LayerCall
+from stfseb.methods.twice import Patches, gram
 
 _BLOCK_BYTES = 32 * 2**20
 
@@ -47,13 +48,8 @@ def layer_covariance(call: LayerCall, a: Tensor, g: Tensor, weight_scale: Tensor
     # (N, groups, n * O / groups, positions) x (N, groups, positions, K): patches are shared by the classes.
     grouped = spread.view(count, rows, groups, channels // groups, -1).permute(1, 2, 0, 3, 4).flatten(2, 3)
     weights = (grouped @ patches.mT).view(rows, groups, count, channels // groups, -1)
-    weights = weights.permute(2, 0, 1, 3, 4).reshape(count, rows, -1) * weight_scale.flatten()
-    doubled = weights.double()
-    share = doubled @ doubled.mT
-    if bias_scale is not None:
-        biases = (spread.sum(-1) * bias_scale).double()
-        share = share + biases @ biases.mT
-    return share
+    share = gram(weights.permute(2, 0, 1, 3, 4).reshape(count, rows, -1) * weight_scale.flatten())
+    return share if bias_scale is None else share + gram(spread.sum(-1) * bias_scale)
 
 
 def _patches(call: LayerCall, a: Tensor) -> tuple[Tensor, int]:
@@ -68,7 +64,8 @@ def _patches(call: LayerCall, a: Tensor) -> tuple[Tensor, int]:
         _pair(options.get(name, default), flat, default)
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
-    columns = F.unfold(a.unsqueeze(2) if flat else a, kernel, dilation, padding, stride)
+    images = a.unsqueeze(2) if flat else a
+    columns: Tensor = Patches.apply(images, kernel, dilation, padding, stride)  # type: ignore[no-untyped-call]
     return columns.view(len(a), groups, columns.shape[1] // groups, -1), groups
 
 
@@ -122,4 +119,4 @@ def layer_bytes(call: LayerCall, rows: int, itemsize: int, *, only: bool) -> tup
         return 4 * (block + rows * rows * width * 8), activations + 3 * rows * rows * width * 8
     weights = math.prod(call.weight_shape)
     patches = weights // width * math.prod(call.output_shape) // width * 2
-    return rows * patches * itemsize, activations + rows * weights * (3 * itemsize + 16)
+    return rows * patches * itemsize, activations + rows * weights * (3 * itemsize + 8)

@@ -21,6 +21,7 @@ from stfseb.errors import StfsebError
 from stfseb.methods.base import evaluating
 from stfseb.methods.layer_calls import LayerCall, call_parts, kind_of, single_use_calls
 from stfseb.methods.layer_products import by_pairs, is_supported, layer_bytes, layer_covariance, pair_products
+from stfseb.methods.twice import Stage, substitute
 from stfseb.networks.dropout import NoDropout
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Linearisation:
         self.last_layer = last_layer
         self.calls = {call.weight: call for call in single_use_calls(net, example) if is_supported(call)}
         self._clone = False
+        self._stage = Stage()
         if last_layer:
             self.calls = _output_call(net, self.calls, example)
         covered = {name for call in self.calls.values() for name in (call.weight, call.bias)}
@@ -61,11 +63,13 @@ class Linearisation:
             products = pair_products(seen[call.weight][0], scales[call.weight], _optional(scales, call.bias))
             return out.T[classes].double(), products.permute(2, 0, 1)[classes]
         out, seen = self._run(x.repeat(count, *(1,) * (x.ndim - 1)))
+        self._stage.inputs_only = True
         chosen = out.view(count, rows, -1).gather(2, classes.view(-1, 1, 1).expand(-1, rows, 1)).squeeze(2)
         names = list(seen)
         gradients = torch.autograd.grad(
             chosen.sum(), [seen[name][1] for name in names], create_graph=create_graph, allow_unused=True
         )
+        self._stage.inputs_only = False
         covariance = torch.zeros(count, rows, rows, dtype=torch.float64, device=x.device)
         for name, gradient in zip(names, gradients, strict=True):
             if gradient is not None:
@@ -87,7 +91,7 @@ class Linearisation:
     def _run(self, x: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
         """Return the outputs, and by weight the input and output of each call that is followed."""
         weights = {id(p): name for name, p in self.net.named_parameters() if name in self.calls}
-        watch = _Watch(weights, clone=self._clone)
+        watch = _Watch(weights, clone=self._clone, stage=self._stage)
         with evaluating(self.net), NoDropout(), watch:
             out: Tensor = self.net(x)
         if any(z._version != version for (_, z), version in zip(watch.seen.values(), watch.versions, strict=True)):
@@ -125,12 +129,13 @@ class Linearisation:
 
 
 class _Watch(TorchFunctionMode):
-    """Keep the inputs and outputs of the calls with certain weights."""
+    """Keep the inputs and outputs of the calls with certain weights; run what can be differentiated twice cheaply."""
 
-    def __init__(self, weights: dict[int, str], *, clone: bool) -> None:
+    def __init__(self, weights: dict[int, str], *, clone: bool, stage: Stage) -> None:
         super().__init__()
         self.weights = weights
         self.clone = clone
+        self.stage = stage
         self.seen: dict[str, tuple[Tensor, Tensor]] = {}
         self.versions: list[int] = []
 
@@ -139,7 +144,9 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         """Note the call if it is one of those; let everything through."""
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = substitute(func, args, kwargs, self.stage)
+        if out is None:
+            out = func(*args, **kwargs)
         if kind_of(func) is None:
             return out
         x, weight, _, _ = call_parts(func, args, kwargs)
@@ -154,7 +161,7 @@ class _Watch(TorchFunctionMode):
 def _output_call(net: nn.Module, calls: dict[str, LayerCall], example: Tensor) -> dict[str, LayerCall]:
     """Return the call whose output is the network's output."""
     weights = {id(p): name for name, p in net.named_parameters() if name in calls and by_pairs(calls[name])}
-    watch = _Watch(weights, clone=False)
+    watch = _Watch(weights, clone=False, stage=Stage())
     with torch.no_grad(), evaluating(net), NoDropout(), watch:
         out = net(example)
     for name, (_, z) in watch.seen.items():

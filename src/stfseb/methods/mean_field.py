@@ -27,6 +27,7 @@ from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.perturbed import FLIPOUT, LOCAL, PerturbedLayers, covered
 from stfseb.networks.dropout import NoDropout
 from stfseb.networks.folding import deterministic, has_batch_statistics, single
+from stfseb.networks.stacked import stacked_chain
 
 if TYPE_CHECKING:
     from stfseb.likelihoods import Likelihood
@@ -44,7 +45,7 @@ def check_mean_field(samples: int, rel_sigma_init: float, temperature: float, es
         raise unknown("estimator", str(estimator), ESTIMATORS)
 
 
-def gaussian_kl(mean: Tensor, scale: Tensor, sigma: float) -> Tensor:
+def gaussian_kl(mean: Tensor, scale: Tensor, sigma: float | Tensor) -> Tensor:
     """Return KL( N(mean, scale^2) || N(0, sigma^2) ) summed over all elements."""
     ratio = scale / sigma
     return (ratio.square() + (mean / sigma).square() - 1.0 - 2.0 * ratio.log()).sum() / 2
@@ -67,6 +68,7 @@ class MeanFieldMethod(Method):
                 self.raw_scales[name.replace(".", "/")] = nn.Parameter(inverse_softplus(scale))
         self._stateful: dict[bool, bool] = {}
         self._covered: list[Any] | None = None
+        self._chain = stacked_chain(net)
 
     # The posterior -----------------------------------------------------------------------------------
 
@@ -81,7 +83,7 @@ class MeanFieldMethod(Method):
     def kl(self) -> Tensor:
         """Return KL(q || N(0, sigma^2 I)) in nats, summed over all parameters."""
         mean = torch.cat([p.flatten() for p in self.means().values()])
-        return gaussian_kl(mean, F.softplus(self._flat_raw()), self.settings.sigma)
+        return gaussian_kl(mean, F.softplus(self._flat_raw()), self.hyper("sigma"))
 
     def draw_weights(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Return theta (samples, parameters), every parameter of q flattened in the order of `means`."""
@@ -105,6 +107,9 @@ class MeanFieldMethod(Method):
         """Return the outputs (S, rows, L) of the network under the weights `theta` (S, parameters)."""
         if self.point:
             return deterministic(self.net, x).expand(len(theta), -1, -1)
+        if self._stacks(x):
+            assert self._chain is not None
+            return single(self._chain(x, self._stacked(theta), len(theta)))
         if self._vectorises(x):
             out: Tensor = vmap(lambda row: self._call(self._named(row), x), randomness="different")(theta)
             return single(out)
@@ -162,6 +167,11 @@ class MeanFieldMethod(Method):
         parts = flat.split([p.numel() for p in means.values()])
         return {name: part.view(p.shape).to(p.dtype) for (name, p), part in zip(means.items(), parts, strict=True)}
 
+    def _stacked(self, theta: Tensor) -> dict[str, Tensor]:
+        means = self.means()
+        parts = theta.split([p.numel() for p in means.values()], dim=1)
+        return {name: part.unflatten(1, p.shape) for (name, p), part in zip(means.items(), parts, strict=True)}
+
     def _calls(self, x: Tensor) -> list[Any]:
         if self._covered is None:
             estimator = self.settings.estimator
@@ -175,6 +185,11 @@ class MeanFieldMethod(Method):
                     stacklevel=5,
                 )
         return self._covered
+
+    def _stacks(self, x: Tensor) -> bool:
+        """Tell whether all samples run as one batch with stacked weights: chains in bf16 on CUDA."""
+        bf16 = x.device.type == "cuda" and torch.is_autocast_enabled("cuda")
+        return self._chain is not None and bf16 and self.settings.vectorise is not False
 
     def _vectorises(self, x: Tensor) -> bool:
         """Tell whether to run all samples as one vmap: on CUDA, unless told otherwise or buffers change."""

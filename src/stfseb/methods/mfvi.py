@@ -58,6 +58,7 @@ class MFVI(MeanFieldMethod):
     key = "mfvi"
     label = "MFVI"
     settings_type = MFVISettings
+    live_names = ("sigma",)
     settings: MFVISettings
 
     def __init__(

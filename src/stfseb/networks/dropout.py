@@ -169,6 +169,8 @@ class MonteCarloDropout(TorchFunctionMode):
                 inner[1:] = [1, 1, x.shape[1]]
         mask = self._mask(tuple(inner), rate, x, last=last)
         spread = flat.reshape(samples, self.rows, x.shape[0] // lead, *flat.shape[1:])
+        if samples < self.samples:
+            spread = _Repeated.apply(spread, self.samples)  # type: ignore[no-untyped-call]
         if inplace and self.folded:
             return x.copy_(
                 (spread * mask).reshape(flat.shape).permute(0, 3, 1, 2) if last else (spread * mask).view_as(x)
@@ -199,6 +201,30 @@ class MonteCarloDropout(TorchFunctionMode):
         return torch.cat(
             [part.expand(-1, block.rows, *inner) for part, block in zip(parts, self.blocks, strict=True)], dim=1
         )
+
+
+class _Repeated(torch.autograd.Function):
+    """One row for all samples; its gradient is their sum, taken sample by sample.
+
+    Written as a chain of additions, which a compiler turns into one pass over what it reads; the sum that
+    `expand` would take becomes a reduction over few, far apart elements, several times slower on the card.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, samples: int) -> Tensor:
+        """Return x (1, ...) as (samples, ...)."""
+        del ctx
+        return x.expand(samples, *x.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the sum over samples, in float32 if the gradient is in half precision."""
+        del ctx
+        first, *others = gradients[0].unbind(0)
+        total = first.float() if first.dtype in (torch.bfloat16, torch.float16) else first
+        for part in others:
+            total = total + part
+        return total.to(first.dtype).unsqueeze(0), None
 
 
 class NoDropout(TorchFunctionMode):

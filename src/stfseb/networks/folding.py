@@ -47,7 +47,7 @@ def has_batch_statistics(net: nn.Module) -> bool:
     return any(getattr(module, "running_mean", None) is not None for module in net.modules())
 
 
-def rearranged(modules: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
+def rearranged(modules: Sequence[nn.Module], *, flatten: bool = True) -> list[Callable[[Tensor], Tensor]]:
     """Return the same function with less to do: ReLU after max-pooling, flattening into the Linear's weights.
 
     max(relu(x)) = relu(max(x)), in value and gradient, and pooling leaves a quarter of the elements. A
@@ -59,12 +59,17 @@ def rearranged(modules: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]
     while index < len(modules):
         module = modules[index]
         after = modules[index + 1] if index + 1 < len(modules) else None
-        if _hooked(module) or after is None or _hooked(after):
+        if hooked(module) or after is None or hooked(after):
             steps.append(module)
         elif type(module) is nn.ReLU and type(after) is nn.MaxPool2d and not after.return_indices:
             steps += [after, module]
             index += 1
-        elif type(module) is nn.Flatten and type(after) is nn.Linear and (module.start_dim, module.end_dim) == (1, -1):
+        elif (
+            flatten
+            and type(module) is nn.Flatten
+            and type(after) is nn.Linear
+            and (module.start_dim, module.end_dim) == (1, -1)
+        ):
             steps.append(_FlattenLinear(after))
             index += 1
         else:
@@ -88,7 +93,12 @@ class _FlattenLinear:
         return F.linear(x.permute(0, 2, 3, 1).reshape(len(x), -1), columns, self.linear.bias)
 
 
-def _hooked(module: nn.Module) -> bool:
+def _flattens(module: nn.Module) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Tell whether something listens to the module's calls, so that they cannot be replaced."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 

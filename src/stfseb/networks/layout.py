@@ -34,7 +34,7 @@ class CardLayout(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.conv2d or func is torch.conv2d:
             return _conv2d(func, *args, **kwargs)
-        if func in (F.max_pool2d, torch.max_pool2d) and _halves(*args, **kwargs):
+        if func in (F.max_pool2d, torch.max_pool2d) and halves(*args, **kwargs):
             pooled: Tensor = MaxPool2x2.apply(args[0].permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]
             return pooled.permute(0, 3, 1, 2)
         return func(*args, **kwargs)
@@ -121,7 +121,7 @@ class MaxPool2x2(torch.autograd.Function):
         return spread.reshape(n, 2 * h, 2 * w, c).to(gradients[0].dtype)
 
 
-def _halves(
+def halves(
     x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *rest: Any, **named: Any
 ) -> bool:
     """Tell whether a pooling call is 2x2 with stride 2 on even sides."""

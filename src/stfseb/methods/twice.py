@@ -1,0 +1,142 @@
+"""Convolution and pooling whose gradients are cheap to differentiate once more.
+
+The covariance of a linearised network contains gradients, and its own gradient differentiates those. autograd
+differentiates a convolution's backward pass by convolutions whose kernels are whole images, which on the card
+took 4 of 10 milliseconds of a step. Here the gradient by the input is written as a transposed convolution, whose
+derivatives are ordinary convolutions again; that of 2x2 pooling is a selection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stfseb.methods.layer_calls import call_parts
+from stfseb.networks.layout import MaxPool2x2, halves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Stage:
+    """Which gradients a pass is for: `inputs_only` while those of the network's outputs by its layers are taken."""
+
+    inputs_only = False
+
+
+def substitute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], stage: Stage) -> Tensor | None:
+    """Return what a call of `conv2d` or `max_pool2d` returns, or None where it is left to torch."""
+    if func is F.conv2d:
+        x, weight, bias, options = call_parts(func, args, kwargs)
+        if x.ndim == 4 and not isinstance(options.get("padding", 0), str):
+            names, defaults = ("stride", "padding", "dilation"), (1, 0, 1)
+            sizes = tuple(_pair(options.get(n, d)) for n, d in zip(names, defaults, strict=True))
+            out: Tensor = _Conv2d.apply(x, weight, bias, sizes, int(options.get("groups", 1)), stage)  # type: ignore[no-untyped-call]
+            return out
+    elif func in (F.max_pool2d, torch.max_pool2d) and halves(*args, **kwargs):
+        pooled: Tensor = MaxPool2x2.apply(args[0].permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]
+        return pooled.permute(0, 3, 1, 2)
+    return None
+
+
+class _Conv2d(torch.autograd.Function):
+    """A convolution whose gradient by the input is a transposed one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[Any, ...], groups: int, stage: Stage
+    ) -> Tensor:
+        """Convolve."""
+        ctx.save_for_backward(x, weight)
+        ctx.sizes, ctx.groups, ctx.stage, ctx.biased = sizes, groups, stage, bias is not None
+        stride, padding, dilation = sizes
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of input, weights and bias."""
+        x, weight = ctx.saved_tensors
+        (stride, padding, dilation), outer = ctx.sizes, gradients[0]
+        by_x = by_weight = by_bias = None
+        if ctx.needs_input_grad[0]:
+            over = [
+                x.shape[i + 2]
+                - ((outer.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.shape[i + 2] - 1) + 1)
+                for i in (0, 1)
+            ]
+            by_x = F.conv_transpose2d(outer, weight, None, stride, padding, over, ctx.groups, dilation)
+        if not ctx.stage.inputs_only and ctx.needs_input_grad[1]:
+            bias_sizes = [weight.shape[0]] if ctx.biased else None
+            _, by_weight, by_bias = torch.ops.aten.convolution_backward(
+                outer, x, weight, bias_sizes, stride, padding, dilation, False, [0, 0], ctx.groups,
+                [False, True, ctx.biased],
+            )  # fmt: skip
+        return by_x, by_weight, by_bias if ctx.biased else None, None, None, None
+
+
+class Patches(torch.autograd.Function):
+    """What a kernel meets at each place of images (N, C, H, W): (N, C * kh * kw, places), in one copy.
+
+    `F.unfold` launches a kernel for every image.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+        """Gather."""
+        ctx.size, ctx.settings = x.shape[2:], (kernel, dilation, padding, stride)
+        padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+        n, c, h, w = padded.shape
+        out = [(size - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i, size in enumerate((h, w))]
+        a, b, d, e = padded.stride()
+        strides = (a, b, d * dilation[0], e * dilation[1], d * stride[0], e * stride[1])
+        return padded.as_strided((n, c, *kernel, *out), strides).reshape(n, c * kernel[0] * kernel[1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Add up where each place came from."""
+        return F.fold(gradients[0], ctx.size, *ctx.settings), None, None, None, None
+
+
+class Gram(torch.autograd.Function):
+    """x x' over the last dimension of x (n, N, P), in float64 and in parts of P.
+
+    One product of 32 x P by P x 32 keeps a card's matrix units waiting for the few that add up P; parts run at
+    once. Doubles are made again in the backward pass.
+    """
+
+    PART = 4096
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return (n, N, N)."""
+        ctx.save_for_backward(x)
+        parts = _parts(x, Gram.PART).double()
+        out: Tensor = (parts @ parts.mT).sum(1)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return (G + G') x."""
+        (x,) = ctx.saved_tensors
+        outer = gradients[0] + gradients[0].mT
+        return torch.cat([(outer @ part.double()).to(x.dtype) for part in x.split(64 * Gram.PART, dim=2)], dim=2)
+
+
+def gram(x: Tensor) -> Tensor:
+    """Return x x' over the last dimension, in float64."""
+    out: Tensor = Gram.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _parts(x: Tensor, size: int) -> Tensor:
+    """Return x (n, N, P) as (n, parts, N, size), the last part filled up with zeros."""
+    size = min(size, x.shape[2])
+    filled: Tensor = F.pad(x, (0, -x.shape[2] % size)).unflatten(2, (-1, size))
+    return filled.transpose(1, 2)
+
+
+def _pair(value: Any) -> list[int]:
+    return [value, value] if isinstance(value, int) else [int(v) for v in value]

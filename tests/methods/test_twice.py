@@ -1,0 +1,82 @@
+"""Second derivatives through the substituted convolution and pooling, and the products, against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stfseb.methods.twice import Patches, Stage, gram, substitute
+
+OPTIONS = [
+    {"padding": 1},
+    {"stride": 2, "padding": (1, 0)},
+    {"stride": (2, 1), "padding": 2, "dilation": 2},
+    {"padding": 1, "groups": 2},
+]
+
+
+def second_derivative(conv, x, weight, bias):
+    """Return the gradient by the parameters of a function of the gradient by the input."""
+    out = conv(x, weight, bias)
+    (slope,) = torch.autograd.grad((out**2).sum(), x, create_graph=True)
+    return torch.autograd.grad((slope**2).sum() + out.sum(), (x, weight, bias))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_convolution_differentiated_twice(options):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 7, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 4 // options.get("groups", 1), 3, 3, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    ours = second_derivative(lambda *args: substitute(F.conv2d, args, options, Stage()), x, weight, bias)
+    theirs = second_derivative(lambda *args: F.conv2d(*args, **options), x, weight, bias)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_inputs_only_leaves_the_weights_gradient_out():
+    stage = Stage()
+    x, weight = torch.randn(1, 1, 4, 4, requires_grad=True), torch.randn(1, 1, 3, 3, requires_grad=True)
+    out = substitute(F.conv2d, (x, weight), {}, stage)
+    stage.inputs_only = True
+    by_x, by_weight = torch.autograd.grad(out.sum(), (x, weight), allow_unused=True)
+    assert by_x is not None
+    assert by_weight is None
+
+
+def test_pooling_differentiated_twice():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+
+    def second(pool):
+        (slope,) = torch.autograd.grad((pool(x) ** 3).sum(), x, create_graph=True)
+        return torch.autograd.grad((slope**2).sum(), x)[0]
+
+    ours = second(lambda v: substitute(F.max_pool2d, (v, 2), {}, Stage()))
+    torch.testing.assert_close(ours, second(lambda v: F.max_pool2d(v, 2)))
+
+
+def test_other_calls_are_left_to_torch():
+    x = torch.randn(1, 2, 5, 5)
+    assert substitute(F.max_pool2d, (x, 2), {}, Stage()) is None  # odd sides
+    assert substitute(F.conv2d, (x, torch.randn(1, 2, 3, 3)), {"padding": "same"}, Stage()) is None
+    assert substitute(torch.relu, (x,), {}, Stage()) is None
+
+
+@pytest.mark.parametrize("options", [((3, 3), (1, 1), (1, 1), (1, 1)), ((2, 3), (2, 1), (0, 2), (1, 2))], ids=str)
+def test_patches_are_unfold(options):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 7, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(Patches.apply(x, *options), F.unfold(x, *options))
+    assert torch.autograd.gradcheck(lambda v: Patches.apply(v, *options), (x,))
+
+
+@pytest.mark.parametrize("size", [5, 4096, 9000])
+def test_gram_is_the_product(size):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, size, requires_grad=True)
+    wanted = x.double() @ x.double().mT
+    torch.testing.assert_close(gram(x), wanted, rtol=1e-12, atol=1e-12)
+    outer = torch.randn(2, 3, 3, dtype=torch.float64)
+    (ours,) = torch.autograd.grad(gram(x), x, outer)
+    (theirs,) = torch.autograd.grad(wanted, x, outer)
+    torch.testing.assert_close(ours, theirs)
