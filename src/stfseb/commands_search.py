@@ -11,6 +11,8 @@ import typer
 
 from stfseb.errors import StfsebError
 
+_GO_ON = "what is finished is kept; the same command goes on from there"
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -66,13 +68,14 @@ def search(
     from stfseb.experiments.search.pruning import Pruning
     from stfseb.experiments.search.worker import search as run_search
     from stfseb.report.search import write_search_figure
+    from stfseb.training.interrupts import Interrupted
 
     plan = make_plan(
         task, method, space, seed=seed, training={} if epochs is None else {"epochs": epochs}, context=context
     )
     folder = out / "searches" / plan.name
     try:
-        with _terminable(), SearchProgress(Console(stderr=True), show=not quiet) as progress:
+        with _stoppable(), SearchProgress(Console(stderr=True), show=not quiet) as progress:
             found = run_search(
                 plan,
                 trials,
@@ -84,9 +87,8 @@ def search(
                 grace=grace,
                 watcher=progress,
             )
-    except KeyboardInterrupt:
-        print("Stopped; what is finished is kept. The same command goes on from here.")
-        raise typer.Exit(130) from None
+    except Interrupted as stop:  # in the middle of training
+        raise stop.with_remedy(_GO_ON) from None
     figures = write_search_figure(found, folder)
     _print(screen, found)
     named = ["search.json", "preset.yaml", *(path.name for path in figures)]
@@ -102,14 +104,16 @@ def _print(screen: Console, found: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the search as Ctrl-C does: trials under way are given back."""
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the search between trainings too: trials under way are given back."""
+    from stfseb.training.interrupts import SIGNALS, Interrupted
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+    def stop(number: int, _: object) -> None:
+        raise Interrupted(number, "between trials", _GO_ON)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -87,6 +87,11 @@ class Lock:
         with readable(url):
             self.engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, **_no_pool(engine))
 
+    def close(self) -> None:
+        """Close the connections."""
+        if self.engine is not None:
+            self.engine.dispose()
+
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Hold the lock for a block."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stfseb.experiments.search.rules import Trial
 
 _RETRIES = 3  # a trial that four workers died over is given up
+_PATIENCE = (1, 2, 4, 8, 15)  # seconds between tries to write a result down
 _FINISHED = ("complete", "pruned", "diverged", "failed")
 
 
@@ -73,13 +75,28 @@ class Store:
         self.lock = Lock(self.url, plan.name, engine)
         self._beats: set[int] = set()
         self._stop = threading.Event()
-        with self.held():
-            self.storage = optuna.storages.RDBStorage(
-                self.url, engine, heartbeat_interval=heartbeat, grace_period=max(grace, heartbeat + 1)
-            )
-            self.study: Study = optuna.create_study(storage=self.storage, study_name=plan.name, load_if_exists=True)
-            self._agree({"plan": plan.identity, **(facts or {})})
-            self._enqueue()
+        with ExitStack() as opened:
+            opened.callback(self.lock.close)
+            with self.held():
+                self.storage = optuna.storages.RDBStorage(
+                    self.url, engine, heartbeat_interval=heartbeat, grace_period=max(grace, heartbeat + 1)
+                )
+                opened.callback(self.storage.engine.dispose)
+                self.study: Study = optuna.create_study(storage=self.storage, study_name=plan.name, load_if_exists=True)
+                self._agree({"plan": plan.identity, **(facts or {})})
+                self._enqueue()
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; trials that are still claimed go stale."""
+        self.storage.remove_session()
+        self._opened.close()
 
     # What workers do ---------------------------------------------------------------------------------
 
@@ -101,6 +118,14 @@ class Store:
 
     def finish(self, claim: Claim, result: dict[str, Any]) -> bool:
         """Write down how a trial ended; False if it had been given to another worker, whose result counts."""
+        for wait in _PATIENCE:
+            try:
+                return self._finish(claim, result)
+            except StfsebError:  # a server that is away for a moment: a trained trial is worth some waiting
+                time.sleep(wait)
+        return self._finish(claim, result)
+
+    def _finish(self, claim: Claim, result: dict[str, Any]) -> bool:
         from optuna.trial import TrialState
 
         with self.held():
@@ -204,6 +229,7 @@ class Store:
             if latest.state == TrialState.WAITING and earlier is not None:
                 end = _end(by_index[earlier])
                 if end is not None:
+                    self.storage.record_heartbeat(latest._trial_id)
                     self.storage.set_trial_state_values(latest._trial_id, TrialState.RUNNING)
                     self._write(latest._trial_id, latest.number, end.user_attrs["result"])
                     changed = True
@@ -213,7 +239,7 @@ class Store:
         import optuna
         from optuna.trial import TrialState
 
-        attrs: dict[str, Any] = {"index": failed.user_attrs["index"]}
+        attrs: dict[str, Any] = {n: v for n, v in failed.user_attrs.items() if n in ("index", "same_as")}
         if died > _RETRIES:
             attrs["result"] = {"outcome": "failed", "reason": f"{died} workers died over it"}
         self.study.add_trial(

@@ -121,6 +121,8 @@ class Trainer:
     def _result(self, outcome: Outcome) -> dict[str, Any]:
         name = outcome.member.name
         if outcome.result is None or outcome.method is None:
+            if "memory" in outcome.error:  # the machine's trouble and not the trial's
+                raise StfsebError(f"{outcome.error}; lower --width, then start the same command again")
             return self._diverged(self.histories.get(name, []), outcome.error)
         fitted = outcome.result
         if not math.isfinite(fitted.best_validation_nll):

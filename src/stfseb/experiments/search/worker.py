@@ -73,17 +73,11 @@ def search(
     watcher = watcher or Watcher()
     here = folder / "searches" / plan.name
     material = search_data(load_task(plan.task).load(context=plan.context))
-    store = Store(
-        storage or f"sqlite:///{here / 'study.db'}",
-        plan,
-        trials,
-        facts={"data": material.facts()},
-        heartbeat=max(1, min(10, grace // 4)),
-        grace=grace,
-    )
-    trainer = Trainer(plan, material, device, width, pruning or NEVER, on_epoch=watcher.epoch)
-    width = width if device.startswith("cuda") else 1
-    work(store, trainer, watcher, batch=_BATCH * width if width > 1 else 1)
+    url, beat = storage or f"sqlite:///{here / 'study.db'}", max(1, min(10, grace // 4))
+    with Store(url, plan, trials, facts={"data": material.facts()}, heartbeat=beat, grace=grace) as store:
+        trainer = Trainer(plan, material, device, width, pruning or NEVER, on_epoch=watcher.epoch)
+        work(store, trainer, watcher, batch=_BATCH * width if device.startswith("cuda") else 1)
+        finished = store.trials()
     task = material.data.task
     notes = [*material.data.notes]
     if material.held_back is None:
@@ -92,7 +86,7 @@ def search(
         notes.append(f"held back from every trial: {len(material.held_back)} images of {material.held_back.name}")
     found = outcome_of(
         plan,
-        store.trials(),
+        finished,
         trials,
         title=task.title,
         classes=task.classes,

@@ -1,0 +1,168 @@
+"""The two rules on trials made by hand, pruning, and the replay of a recorded search."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+from search_helpers import trial
+
+from stfseb.experiments.search import Pruning, choose, replay_pruning
+from stfseb.experiments.search.pruning import NEVER, Frontier
+
+RECORDED = Path(__file__).parent / "recorded_search.json"
+
+
+def chosen(trials, rule):
+    return choose(trials, rule).trial["index"]
+
+
+def test_paper_takes_the_lowest_nll_as_trained():
+    trials = [trial(0, 0.5, tempered=0.1), trial(1, 0.4, tempered=0.3), trial(2, 0.6, tempered=0.2)]
+    assert chosen(trials, "paper") == 1
+
+
+def test_ours_takes_the_best_detector_within_one_standard_error_after_a_temperature():
+    trials = [
+        trial(0, 0.30, tempered=0.250, se=0.02, auroc=0.80),
+        trial(1, 0.90, tempered=0.269, se=0.50, auroc=0.95),  # its own standard error does not count
+        trial(2, 0.90, tempered=0.271, se=0.50, auroc=0.99),  # just outside
+        trial(3, 0.20, tempered=0.260, se=0.01, auroc=0.94),
+    ]
+    assert chosen(trials, "ours") == 1
+    assert chosen(trials, "paper") == 3
+    assert choose(trials, "ours").rests_on == {0, 1}  # without 0 the bound would move
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_ties_go_by_nll_and_then_by_number(order):
+    trials = [trial(0, 0.30, auroc=0.9), trial(1, 0.295, auroc=0.9), trial(2, 0.295, auroc=0.9)]
+    trials = [trials[i] for i in order]
+    assert chosen(trials, "ours") == 1
+    assert chosen(trials, "paper") == 1
+
+
+def test_one_trial_and_none():
+    for rule in ("paper", "ours"):
+        assert chosen([trial(0, 0.5)], rule) == 0
+        nothing = choose([], rule)
+        assert nothing.trial is None
+        assert nothing.why == "no trial was trained to its end"
+
+
+def test_without_held_back_images_the_lowest_nll_after_a_temperature_and_it_says_so():
+    trials = [trial(0, 0.3, tempered=0.29, auroc=None), trial(1, 0.4, tempered=0.28, auroc=None)]
+    choice = choose(trials, "ours")
+    assert choice.trial["index"] == 1
+    assert "no held-back context images" in choice.why
+
+
+def test_trials_that_did_not_end_are_never_chosen():
+    bad = [trial(0, 0.01, outcome="pruned"), {"index": 1, "params": {}, "outcome": "diverged", "reason": "nan"}]
+    for rule in ("paper", "ours"):
+        assert chosen([*bad, trial(2, 0.9)], rule) == 2
+        assert choose(bad, rule).trial is None
+
+
+# Pruning -------------------------------------------------------------------------------------------------
+
+
+def frontier(*curves):
+    found = Frontier()
+    for nll, accuracy in curves:
+        found.add(nll, accuracy)
+    return found
+
+
+def test_the_frontier_is_the_best_so_far_of_all_trials():
+    found = frontier(([2.0, 1.0, 1.5], [0.3, 0.6, 0.5]), ([1.8, 1.2, 0.9, 0.8], [0.2, 0.5, 0.7, 0.6]))
+    assert [found.at(epoch) for epoch in (1, 2, 3, 4, 9)] == [
+        (1.8, 0.3),
+        (1.0, 0.6),
+        (0.9, 0.7),
+        (0.8, 0.7),
+        (0.8, 0.7),
+    ]
+    assert Frontier().at(3) is None
+
+
+def test_chance_for_three_epochs_is_hopeless_but_not_before_the_warm_up():
+    chance = math.log(10)
+    rule = Pruning(warmup=5)
+    assert not rule.reason([chance] * 4, [0.1] * 4, Frontier(), 10)
+    assert rule.reason([chance] * 5, [0.1] * 5, Frontier(), 10).startswith("collapsed")
+    assert not rule.reason([chance] * 4 + [chance - 0.02], [0.1] * 5, Frontier(), 10)  # it has begun to learn
+    assert not NEVER.reason([chance] * 50, [0.1] * 50, Frontier(), 10)
+
+
+def test_behind_means_behind_in_both_so_that_a_temperature_can_still_mend_it():
+    best = frontier(([0.4] * 6, [0.85] * 6))
+    rule = Pruning(warmup=5)
+    assert rule.reason([1.5] * 5, [0.5] * 5, best, 10).startswith("behind by 1.10 nats")
+    assert not rule.reason([1.5] * 5, [0.82] * 5, best, 10)  # badly scaled, but it knows the classes
+    assert not rule.reason([0.6] * 5, [0.5] * 5, best, 10)
+    assert not rule.reason([1.5] * 5, [0.5] * 5, Frontier(), 10)  # nothing has finished
+
+
+def search_of(*trials):
+    return {"classes": 10, "trials": list(trials)}
+
+
+def test_replay_counts_what_one_worker_would_have_saved():
+    good = trial(0, 0.4, curve=[1.0, 0.6, 0.5, 0.45, 0.42, 0.41, 0.4], accuracy=[0.8] * 7)
+    bad = trial(1, 1.9, curve=[2.2, 2.1, 2.0, 2.0, 1.9, 1.9, 1.9], accuracy=[0.3] * 7)
+    found = replay_pruning(search_of(good, bad))
+    assert (found.pruned, found.at_risk, found.safe, found.epochs, found.saved) == ([1], [1], True, 14, 2)
+    # The other way round the bad one is over before the good one shows how bad it is, but it might not have been.
+    swapped = [bad | {"index": 0}, good | {"index": 1}]
+    found = replay_pruning(search_of(*swapped))
+    assert (found.pruned, found.at_risk, found.saved) == ([], [0], 0)
+
+
+def test_replay_notices_when_the_trial_that_sets_the_bound_is_lost():
+    late = trial(0, 0.2, tempered=0.2, auroc=0.6, curve=[2.2] * 6 + [0.2], accuracy=[0.1] * 6 + [0.9])
+    early = trial(1, 0.3, tempered=0.205, auroc=0.9, curve=[0.5] * 6 + [0.3], accuracy=[0.8] * 7)
+    assert choose([late, early], "ours").trial["index"] == 1
+    found = replay_pruning(search_of(late, early))
+    assert found.at_risk == [0]
+    assert found.lost == ["paper", "ours"]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads(RECORDED.read_text())
+
+
+def test_on_a_recorded_search_no_winner_is_pruned(recorded):
+    assert recorded["counts"]["pruned"] == 0  # it was recorded without pruning
+    assert len(recorded["trials"]) >= 24
+    found = replay_pruning(recorded)
+    assert found.safe, found
+    assert found.pruned, "a search without a hopeless trial shows nothing"
+    assert found.saved >= len(found.pruned)
+    # The choices on what is left are those of the record.
+    left = [t for t in recorded["trials"] if t["index"] not in found.at_risk]
+    for rule, choice in recorded["choices"].items():
+        assert chosen(left, rule) == choice["trial"]
+
+
+@pytest.mark.parametrize(
+    "eager",
+    [
+        Pruning(warmup=1, nll_margin=0.0, accuracy_margin=-1.0),  # whoever is not first at every epoch
+        Pruning(warmup=1, collapse_epochs=1, collapse_margin=2.2),  # whoever has not learned much at once
+    ],
+)
+def test_the_replay_catches_a_rule_that_is_too_eager(recorded, eager):
+    assert replay_pruning(recorded, eager).lost
+
+
+def test_the_replay_catches_a_winner_that_starts_late(recorded):
+    late = copy.deepcopy(recorded)
+    best = next(t for t in late["trials"] if t["index"] == late["choices"]["paper"]["trial"])
+    curve = best["history"]["nll"]
+    best["history"]["nll"] = [math.log(10)] * (len(curve) - 1) + [min(curve)]
+    assert "paper" in replay_pruning(late).lost
