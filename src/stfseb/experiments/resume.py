@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task, task_names
 from stfseb.errors import StfsebError
+from stfseb.experiments import claims
 from stfseb.experiments.records import new_folder
 from stfseb.experiments.run import CHECKPOINT, RunConfig, make_method, train_and_evaluate
 from stfseb.files import read_json, write_json
@@ -64,13 +65,20 @@ class ResumableRun:
 
     def go_on(self, *, progress: bool = True, checkpoint_every: float | None = None) -> dict[str, Any]:
         """Train from where the run is, evaluate and record it; a complete run's record is only read."""
-        record = self.folder / "record.json"
-        if record.exists():
-            found: dict[str, Any] = read_json(record, "record")
-            return found
+        held = claims.claim(self.folder, seed=self.config.seed)
+        if held is None:
+            raise StfsebError(f"{self.folder} is being trained by another process: wait for it, or stop it first")
+        with held:
+            record = self.folder / "record.json"
+            if record.exists():
+                found: dict[str, Any] = read_json(record, "record")
+                return found
+            return self._train(progress, checkpoint_every)
+
+    def _train(self, progress: bool, checkpoint_every: float | None) -> dict[str, Any]:
         command = f"stfseb train --resume {shlex.quote(str(self.folder))}"
         try:
-            _, found = train_and_evaluate(
+            _, record = train_and_evaluate(
                 self.data, self.config, self.folder, progress=progress, checkpoint_every=checkpoint_every
             )
         except Interrupted as stop:
@@ -80,7 +88,7 @@ class ResumableRun:
             if (self.folder / CHECKPOINT).exists() and str(error).startswith("cannot write"):
                 raise StfsebError(f"{error}; the training is kept, to go on: {command}") from error
             raise
-        return found
+        return record
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from stfseb.methods.context import generator
 from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
 from stfseb.training.batches import Batches, ResidentBatches
-from stfseb.training.engine import EagerEngine, make_engine, make_optimiser
+from stfseb.training.engine import CapturedEngine, EagerEngine, Engine, make_engine, make_optimiser
 from stfseb.training.folds import NoMemoryError, is_out_of_memory
 from stfseb.training.interrupts import Interrupted, Interrupts
 from stfseb.training.resuming import Keeper, Partial, identity_of
@@ -93,6 +93,7 @@ class Training:
         *,
         checkpoint: Path | None = None,
         checkpoint_every: float | None = None,
+        engine: CapturedEngine | None = None,
     ) -> None:
         self.method, self.batches, self.held_out, self.protocol = method, batches, held_out, protocol
         self.result = FitResult()
@@ -110,16 +111,20 @@ class Training:
         method.reseed(seed)
         method.prepare(*batches.examples(batches.num_data if isinstance(batches, ResidentBatches) else _PREPARE))
         method.train()
-        self.optimiser = make_optimiser(method, lr=protocol.lr, betas=protocol.betas, eps=protocol.eps)
-        self.engine = make_engine(
-            method,
-            batches,
-            self.optimiser,
-            precision=protocol.precision,
-            capture=protocol.capture,
-            compiled=protocol.compiled,
-            epochs=protocol.epochs,
-        )
+        if engine is not None:  # of an earlier run, which has taken this one's weights and settings over
+            self.optimiser: torch.optim.Optimizer = engine.optimiser
+            self.engine: Engine = engine
+        else:
+            self.optimiser = make_optimiser(method, lr=protocol.lr, betas=protocol.betas, eps=protocol.eps)
+            self.engine = make_engine(
+                method,
+                batches,
+                self.optimiser,
+                precision=protocol.precision,
+                capture=protocol.capture,
+                compiled=protocol.compiled,
+                epochs=protocol.epochs,
+            )
         self.result.engine = self.engine.description
         self.precision = resolve(protocol.precision, method.net)
         self.best = copy.deepcopy(method.state_dict())
@@ -194,10 +199,10 @@ class Training:
 
     def keep(self) -> None:
         """After an epoch: write the checkpoint if it is time, and stop if somebody has asked for it."""
-        if self.keeper is not None:
-            self.keeper.after_epoch(self)
         if self.interrupts.caught is not None:
             raise self.stopped_by(self.interrupts.caught)
+        if self.keeper is not None:
+            self.keeper.after_epoch(self)
 
     def _after_step(self) -> None:
         if not isinstance(self.engine, EagerEngine):
