@@ -71,6 +71,48 @@ def test_static_steps_are_the_eager_ones(name, live, data, context):
     assert torch.allclose(trained[0][1], trained[1][1], rtol=1e-9)
 
 
+def test_a_step_goes_on_with_another_run(data, context):
+    """One step, its settings live, takes over weights, settings and features of another: that one's own steps."""
+
+    def make(seed, **settings):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 3)).double()
+        return STFSEB(net, context, num_context=8, samples=2, prior_weight=1.0, **settings).train()
+
+    def static(method, start=None):
+        batches = ResidentBatches(*data, 10, 5, CPU)
+        optimiser = make_optimiser(method, lr=1e-2)
+        method.make_live(method.like)
+        step = StaticStep(method, batches, optimiser, "float32", steps=7, size=10)
+        if start is not None:
+            assert start.captured_key() == method.captured_key()
+            method.take_over(start)
+        method.reseed(5)
+        step.load(batches.order(1))
+        step.learn_plan()
+        for _ in range(7):
+            optimiser.zero_grad()
+            step()
+        return torch.cat([p.detach().flatten() for p in method.net.parameters()])
+
+    theirs = {"dof": 3.0, "sigma": 0.3, "tau1": 10.0, "tau2": 2.0}
+    ours = static(make(0), start=make(1, **theirs))
+    assert torch.allclose(ours, static(make(1, **theirs)), rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(ours, static(make(1)), rtol=1e-3)
+
+
+def test_only_runs_of_the_same_kind_share_a_step(context):
+    key = STFSEB(make_net(), context, num_context=8, prior_weight=1.0).captured_key()
+    for other in (
+        STFSEB(make_net(), context, math.inf, num_context=8, prior_weight=1.0),
+        STFSEB(make_net(), context, num_context=9, prior_weight=1.0),
+        STFSEB(make_net(), context, num_context=8, prior_weight=0.5),
+        STFSEB(make_net(), context, num_context=8, prior_weight=1.0, learn=("dof",)),
+        MCDropout(make_net(), prior_weight=1.0),
+    ):
+        assert other.captured_key() != key
+
+
 def test_masks_drawn_beforehand_are_independent(context, data):
     """The property that broken random numbers under compilation would violate (pytorch issue 198333)."""
     method = STFSEB(make_net(0.5), context, num_context=8, samples=4).train()
@@ -226,7 +268,7 @@ def test_captured_float32_steps_are_the_eager_ones(images, compiled):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("key", ["stfseb", "mcdropout", "map", "mfvi", "fseb", "outlierexposure"])
+@pytest.mark.parametrize("key", ["stfseb", "mcdropout", "map", "mfvi", "fseb", "gfsvi", "outlierexposure"])
 def test_every_method_is_captured_and_learns(images, key):
     from stfseb.methods.registry import method_class
 
@@ -254,6 +296,52 @@ def test_captured_runs_repeat_and_do_not_depend_on_their_neighbours(images):
     alone, beside = run(1, 1), run(3, 3)
     assert beside["0"] == pytest.approx(alone["0"], rel=2e-3)
     assert beside["1"] != pytest.approx(alone["0"], rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("key", ["stfseb", "mfvi", "gfsvi"])
+def test_a_captured_step_serves_one_run_after_another(images, key):
+    from stfseb.methods.registry import method_class
+
+    cls = method_class(key)
+    values = {
+        "stfseb": ("tau2", (1.0, 100.0, 10.0)),
+        "mfvi": ("sigma", (0.1, 1.0, 3.0)),
+        "gfsvi": ("gamma", (1e-6,) * 3),
+    }
+
+    def make(index):
+        torch.manual_seed(index)
+        name, choice = values[key]
+        context = {"context": 255 - images[0], "num_context": 8} if key != "mfvi" else {}
+        return cls(SmallCNN(), samples=3, **{name: choice[index]}, **context)
+
+    def run(chosen):
+        members = [Member(str(i), lambda i=i: make(i), i) for i in chosen]
+        settings = {"epochs": 2, "batch_size": 64, "device": "cuda", "compiled": False, "precision": "float32"}
+        outcomes = fit_population(members, images, images, width=1, **settings)
+        return {o.member.name: (o.result.history[-1]["data"], o.method) for o in outcomes}
+
+    together = run((0, 1, 2))
+    weights = {name: next(m.net.parameters()) for name, (_, m) in together.items()}
+    assert not torch.equal(weights["0"], weights["1"])  # a finished run keeps its own weights
+    for i in (0, 1, 2):
+        assert together[str(i)][0] == pytest.approx(run((i,))[str(i)][0], rel=2e-3)
+
+
+@pytest.mark.gpu
+def test_stacked_weights_are_those_of_vmap(images):
+    from stfseb import MFVI
+
+    torch.manual_seed(0)
+    method = MFVI(SmallCNN()).to("cuda")
+    x = images[0].to("cuda").float() / 255
+    theta = method.draw_weights(4)
+    exact = method.run_weights(x, theta)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert method._stacks(x)
+        stacked = method.run_weights(x, theta)
+    assert (stacked - exact).abs().max() < 0.03 * exact.abs().max()
 
 
 @pytest.mark.gpu

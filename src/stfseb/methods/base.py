@@ -87,6 +87,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     label: ClassVar[str]  # as in tables
     settings_type: ClassVar[type[Settings]]
     live_names: ClassVar[tuple[str, ...]] = ()  # the continuous settings, which may become tensors on the device
+    live_settings: ClassVar[tuple[str, ...]] = ()  # the arguments that they come from, where the names differ
     # DistributedDataParallel would send all context images from one process to the others at every step.
     _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
     net: nn.Module
@@ -139,8 +140,30 @@ class Method(DecidingMixin, nn.Module, ABC):
     def make_live(self, like: Tensor) -> None:
         """Turn the continuous settings into tensors, so that one captured step serves any values of them."""
         for name in self.live_names:
-            value = torch.tensor(float(getattr(self.settings, name)), dtype=torch.float64, device=like.device)
-            self.live[name] = value
+            value = float(getattr(self.settings, name))
+            if math.isfinite(value):  # the infinite is a formula of its own
+                self.live[name] = torch.tensor(value, dtype=torch.float64, device=like.device)
+
+    def captured_key(self) -> tuple[Any, ...]:
+        """Return all that a captured step is made for: not the weights, nor the values of live settings."""
+        moving = set(self.live_settings or self.live_names)
+        fixed = {name: value for name, value in self.settings.as_dict().items() if name not in moving}
+        finite = tuple(name for name in self.live_names if math.isfinite(getattr(self.settings, name)))
+        shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in self.state_dict().items())
+        return type(self), repr(sorted(fixed.items())), finite, shapes, repr(self.likelihood)
+
+    @torch.no_grad()
+    def take_over(self, other: Method) -> None:
+        """Become `other`, a method with the same `captured_key`, in place: every tensor keeps its address."""
+        self.settings = other.settings
+        self.calibration, self.provenance = dict(other.calibration), dict(other.provenance)
+        for name, value in self.live.items():
+            value.fill_(float(getattr(other.settings, name)))
+        theirs = other.state_dict()
+        for name, value in self.state_dict().items():
+            value.copy_(theirs[name])
+        if self.context is not None and other.context is not None:
+            self.context.take_over(other.context, self.like)
 
     def learnt(self) -> dict[str, float]:
         """Return the settings that were learnt with the weights, by name; most methods learn none."""

@@ -182,6 +182,13 @@ class Context(nn.Module):
         if self.stream is not None:
             self.stream = ContextStream(self.stream.count, self.num_context, seed)
 
+    @torch.no_grad()
+    def take_over(self, other: Context, like: Tensor) -> None:
+        """Take another set's images and features of the same shapes, in place."""
+        if self.images is not None and other.images is not None:
+            self.images.copy_(other.images)
+            self.features(like).copy_(other.features(like))
+
     def begin_parts(self, whole: Tensor | None) -> None:
         """Say that the next draw is a new step's; where points are rows of the minibatch, they are taken of `whole`."""
         self._drawn_at, self._whole = None, whole

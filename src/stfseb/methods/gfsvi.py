@@ -140,7 +140,7 @@ class GFSVI(MeanFieldMethod):
     key = "gfsvi"
     label = "GFSVI"
     settings_type = GFSVISettings
-    live_names = ("gamma",)
+    live_names = ("gamma", "a_eps")
     settings: GFSVISettings
 
     def __init__(
@@ -226,6 +226,7 @@ class GFSVI(MeanFieldMethod):
         with running("tf32", place) if reduced else torch.autocast(place.type, enabled=False):
             return self._divergence(draw)
 
+    @torch.compiler.disable  # it takes gradients of its own, which a compiler does not follow
     def _divergence(self, draw: Draw) -> Tensor:
         linearised = self._linearised(draw.images)
         reference = GaussianDivergence(self.prior.covariance(draw.images), self.hyper("gamma"))

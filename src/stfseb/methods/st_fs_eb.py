@@ -158,6 +158,7 @@ class STFSEB(DropoutMethod):
     label = "ST-FS-EB"
     settings_type = STFSEBSettings
     live_names = ("nu_function", "nu_weights", "sigma", "tau1", "tau2")
+    live_settings = ("dof", "dof_function", "dof_weights", "sigma", "tau1", "tau2")
     settings: STFSEBSettings
 
     def __init__(
@@ -234,6 +235,11 @@ class STFSEB(DropoutMethod):
     def spectral(self) -> bool:
         """Tell whether the function term needs K's determinant or a K that changes in every step."""
         return bool({"dof", "dof_function", "tau"} & set(self.settings.learn)) and self.uses_context
+
+    def captured_key(self) -> tuple[Any, ...]:
+        """Return all that a captured step is made for; what is learnt has its starting point built in."""
+        built_in = self.settings.as_dict().items() if self.settings.learn else ()
+        return *super().captured_key(), repr(sorted(built_in, key=str)), self.centred.mean
 
     # The objective -----------------------------------------------------------------------------------
 

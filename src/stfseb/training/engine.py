@@ -150,6 +150,26 @@ class CapturedEngine:
             generator=self.generator,
         )
 
+    def serves(self, method: Method) -> bool:
+        """Tell whether the captured step is also that of another method, but for its weights and live settings."""
+        ours, theirs = self.method.context, method.context
+        images = [None if context is None or context.images is None else context.images for context in (ours, theirs)]
+        alike = (images[0] is None) == (images[1] is None)
+        if images[0] is not None and images[1] is not None:
+            alike = images[0].shape == images[1].shape and images[0].dtype == images[1].dtype
+        return alike and self.method.captured_key() == method.captured_key()
+
+    def take_over(self, method: Method, batches: ResidentBatches) -> None:
+        """Go on with another method's weights and settings, and another order of the same data, from the start."""
+        self.method.take_over(method)
+        self.batches = self.full.batches = batches
+        if self.rest is not None:
+            self.rest.batches = batches
+        with torch.no_grad():
+            for state in self.optimiser.state.values():
+                for value in state.values():
+                    value.zero_()
+
     def reseed(self, seed: int) -> None:
         """Restart the stream of masks and augmentation."""
         self.generator.manual_seed(seed)

@@ -1,14 +1,16 @@
 """Many runs of one kind on one card at a time: seeds of a method, or trials of a search.
 
 Each run has its own weights, settings, seed, early stopping and best epoch; a finished run's place goes to the
-next. On CUDA every place is a stream of its own, with its step captured; steps of networks of this size leave
-much of the card idle, which the other places fill. Elsewhere runs follow one another.
+next, and with it the captured step, which is made once for all runs that differ in weights, seed and
+continuous settings only. On CUDA every place is a stream of its own, so that places fill what one step leaves
+of the card. Elsewhere runs follow one another.
 
 A run's masks come from a generator of its own, so that its result does not depend on its neighbours.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ import torch
 from stfseb.errors import StfsebError
 from stfseb.methods.base import Method, check_count
 from stfseb.training.batches import Augment, ResidentBatches, as_pair
+from stfseb.training.engine import CapturedEngine
 from stfseb.training.fit import conclude
 from stfseb.training.folds import NoMemoryError
 from stfseb.training.interrupts import Interrupted, Interrupts
@@ -90,6 +93,7 @@ def fit_population(
     base = Protocol(**protocol)
     waiting = deque(members)
     running: list[_Place] = []
+    free: list[CapturedEngine] = []
     on_cuda = place.type == "cuda"
     interrupts = Interrupts()
     with torch.random.fork_rng(devices=[place] if on_cuda else []):
@@ -100,13 +104,18 @@ def fit_population(
                     member = waiting.popleft()
                     batches = ResidentBatches(x, y, batch_size, member.seed, place, augment)
                     protocol_ = replace(base, seed=member.seed)
-                    running.append(_Place(member, batches, held_out, protocol_, place, checkpoint_every, interrupts))
+                    running.append(
+                        _Place(member, batches, held_out, protocol_, place, checkpoint_every, interrupts, free)
+                    )
                 ended = [current for current in running if current.step(prune)]
                 if interrupts.caught is not None:
                     raise _stopped(running, interrupts.caught)
             for current in ended:
                 running.remove(current)
-                yield current.outcome()
+                outcome = current.outcome()
+                if isinstance(current.training.engine, CapturedEngine):
+                    free.append(current.training.engine)
+                yield outcome
 
 
 def _stopped(running: list[_Place], signum: int) -> Interrupted:
@@ -131,6 +140,7 @@ class _Place:
         place: torch.device,
         checkpoint_every: float | None,
         interrupts: Interrupts,
+        free: list[CapturedEngine],
     ) -> None:
         self.member = member
         self.stream = torch.cuda.Stream(place) if place.type == "cuda" else None
@@ -141,16 +151,31 @@ class _Place:
             self.stream.wait_stream(torch.cuda.current_stream(place))
         with self._here():
             check_split(self.method, batches, "train")
+            engine = self._taken(free, batches) if self.stream is not None else None
+            # On the card a copy is trained, which the next run of the same kind takes over, captured as it is.
+            trained = self.method if self.stream is None else copy.deepcopy(self.method)
             self.training = Training(
-                self.method,
+                trained if engine is None else engine.method,
                 batches,
                 held_out,
                 protocol,
                 checkpoint=member.checkpoint,
                 checkpoint_every=checkpoint_every,
+                engine=engine,
             )
             self.training.interrupts = interrupts
             self._begin()
+
+    def _taken(self, free: list[CapturedEngine], batches: ResidentBatches) -> CapturedEngine | None:
+        """Return a free engine whose captured step is also this run's, with this run in it; drop one that is not."""
+        for engine in free:
+            if engine.serves(self.method):
+                free.remove(engine)
+                engine.take_over(self.method, batches)
+                return engine
+        if free:
+            free.pop(0)  # its memory goes to the one that is captured now
+        return None
 
     def step(self, prune: Callable[[Member, list[dict[str, Any]]], bool] | None) -> bool:
         """Finish the epoch under way and begin the next; return True when the run has ended."""
@@ -191,6 +216,11 @@ class _Place:
             return Outcome(self.member, None, None, self.error)
         with self._here():
             result = conclude(self.training, self.training.restore_best())
+            if self.training.method is not self.method:
+                self.method.load_state_dict(self.training.method.state_dict())
+                self.method.calibration = self.training.method.calibration
+                self.method.provenance = self.training.method.provenance
+                self.method.eval()
         if self.stream is not None:
             self.stream.synchronize()
         return Outcome(self.member, self.method, result)
