@@ -234,14 +234,14 @@ def calibrate(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder of results that 'compare' or 'train' wrote.")],
+    folder: Annotated[Path, typer.Argument(help="A folder of results that 'compare', 'train' or 'paper' wrote.")],
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
     """Make the page, plots and tables of a folder of results anew from its records."""
-    from stfseb.experiments.records import read_records
     from stfseb.report.page import write_report
+    from stfseb.report.reading import read_results
 
-    records = read_records(folder)
+    records = read_results(folder)
     print(f"Report: {write_report(records, folder, title or folder.name)}")
 
 
@@ -281,6 +281,7 @@ def bench(
 
 def _mount() -> None:
     from stfseb.commands_export import export
+    from stfseb.commands_paper import paper
     from stfseb.commands_search import search
     from stfseb.commands_status import status
     from stfseb.data.commands import app as data_app
@@ -289,6 +290,7 @@ def _mount() -> None:
     app.add_typer(data_app, name="data")
     app.command()(export)
     app.command()(search)
+    app.command()(paper)
     app.command()(serve)
     app.command()(status)
 

@@ -30,12 +30,12 @@ def headline(records: Sequence[Record], columns: int = 3) -> Figure | None:
         return None
     shown = dict(list(families.items())[:3]) if len(families) <= 3 else {"mean over sets": ood_sets(records)}
     with styled():
-        figure, axes = _panels(len(shown), columns=columns, width=4.3 if len(shown) < 3 else 3.6, height=3.9)
+        figure, axes = panels(len(shown), columns=columns, width=4.3 if len(shown) < 3 else 3.6, height=3.9)
         scatter(axes, groups(records), [(_accuracy, _auroc(sets)) for sets in shown.values()], spans=(4.0, 12.0))
         for ax, name in zip(axes, shown, strict=True):
             ax.set_title(f"unfamiliar: {short_name(name)}")
             ax.text(0.985, 0.975, "better ↗", transform=ax.transAxes, ha="right", va="top", color=MUTED, fontsize=9)
-        _label_outer(axes, columns, "test accuracy, %", "AUROC, %")
+        label_outer(axes, columns, "test accuracy, %", "AUROC, %")
     return figure
 
 
@@ -51,7 +51,7 @@ def cost(records: Sequence[Record]) -> Figure | None:
     if not any(seconds(r) for r in records):
         return None
     with styled():
-        figure, (ax,) = _panels(1, columns=1, width=5.6, height=3.7)
+        figure, (ax,) = panels(1, columns=1, width=5.6, height=3.7)
         scatter([ax], groups(records), [(seconds, quality)], spans=(0.0, 12.0), from_zero=True)
         ax.set_xlabel("training time of a run, seconds")
         ax.set_ylabel("AUROC, mean over unfamiliar sets, %" if sets else "test accuracy, %")
@@ -66,7 +66,7 @@ def confidence(records: Sequence[Record], columns: int = 3) -> Figure | None:
     names = list(dict.fromkeys(n for g in found for s in _summaries(g, "confidence") for n in s["ood"]))
     names = names[: len(UNFAMILIAR)]
     with styled():
-        figure, axes = _panels(len(found), columns=columns, width=3.5, height=2.6)
+        figure, axes = panels(len(found), columns=columns, width=3.5, height=2.6)
         for ax, group in zip(axes, found, strict=True):
             parts = _summaries(group, "confidence")
             test = _histogram([p["test"] for p in parts])
@@ -81,8 +81,8 @@ def confidence(records: Sequence[Record], columns: int = 3) -> Figure | None:
             ax.set_yscale("symlog", linthresh=0.02)
             ax.set_ylim(0, 1)
             ax.set_yticks([0, 0.01, 0.02, 0.1, 1], ["0", "1", "2", "10", "100"])
-        _label_outer(axes, columns, "confidence (highest probability)", "images in bin, %")
-        _legend(figure, axes)
+        label_outer(axes, columns, "confidence (highest probability)", "images in bin, %")
+        legend(figure, axes)
     return figure
 
 
@@ -92,7 +92,7 @@ def reliability(records: Sequence[Record], columns: int = 3) -> Figure | None:
     if not found:
         return None
     with styled():
-        figure, axes = _panels(len(found), columns=columns, width=3.3, height=3.0)
+        figure, axes = panels(len(found), columns=columns, width=3.3, height=3.0)
         for place, (ax, group) in enumerate(zip(axes, found, strict=True)):
             style = look(group.method, place)
             centre, right, share = _pooled(_summaries(group, "reliability"))
@@ -104,7 +104,7 @@ def reliability(records: Sequence[Record], columns: int = 3) -> Figure | None:
             ax.set_title(short_name(group.label) + (f", ECE {error.mean:.3f}" if error else ""))
             ax.set_xlim(0, 1.04)
             ax.set_ylim(0, 1.04)
-        _label_outer(axes, columns, "confidence", "accuracy")
+        label_outer(axes, columns, "confidence", "accuracy")
     return figure
 
 
@@ -116,7 +116,7 @@ def roc(records: Sequence[Record], columns: int = 3) -> Figure | None:
         return None
     grid = np.concatenate([np.linspace(0, 0.1, 60), np.linspace(0.1, 1, 120)[1:]])
     with styled():
-        figure, axes = _panels(len(names), columns=columns, width=4.0, height=3.9)
+        figure, axes = panels(len(names), columns=columns, width=4.0, height=3.9)
         for ax, name in zip(axes, names, strict=True):
             ax.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
             for place, group in enumerate(found):
@@ -137,8 +137,8 @@ def roc(records: Sequence[Record], columns: int = 3) -> Figure | None:
             ax.set_title(f"unfamiliar: {short_name(name)}")
             ax.set_xlim(-0.01, 1)
             ax.set_ylim(0, 1.01)
-        _label_outer(axes, columns, "test images flagged", "unfamiliar images flagged")
-        _legend(figure, axes)
+        label_outer(axes, columns, "test images flagged", "unfamiliar images flagged")
+        legend(figure, axes)
     return figure
 
 
@@ -149,7 +149,7 @@ def risk_coverage(records: Sequence[Record]) -> Figure | None:
         return None
     grid = np.linspace(0.02, 1, 150)
     with styled():
-        figure, (ax,) = _panels(1, columns=1, width=5.6, height=3.5)
+        figure, (ax,) = panels(1, columns=1, width=5.6, height=3.5)
         for place, group in enumerate(found):
             style = look(group.method, place)
             curves = _summaries(group, "risk_coverage")
@@ -160,7 +160,7 @@ def risk_coverage(records: Sequence[Record]) -> Figure | None:
         ax.set_ylabel("errors among them, %")
         ax.set_xlim(0, 100)
         ax.set_ylim(bottom=0)
-        _legend(figure, [ax])
+        legend(figure, [ax])
     return figure
 
 
@@ -170,7 +170,7 @@ def validation(records: Sequence[Record]) -> Figure | None:
     if not found:
         return None
     with styled():
-        figure, (ax,) = _panels(1, columns=1, width=6.2, height=3.5)
+        figure, (ax,) = panels(1, columns=1, width=6.2, height=3.5)
         lowest = []
         for place, group in enumerate(found):
             style = look(group.method, place)
@@ -193,7 +193,7 @@ def validation(records: Sequence[Record]) -> Figure | None:
         ax.set_xlabel("epoch")
         ax.set_ylabel("validation NLL, nats")
         _whole_numbers(ax)
-        _legend(figure, [ax])
+        legend(figure, [ax])
     return figure
 
 
@@ -208,7 +208,7 @@ def terms(records: Sequence[Record], columns: int = 3) -> Figure | None:
     if not found:
         return None
     with styled():
-        figure, axes = _panels(len(found), columns=columns, width=3.5, height=2.6, share="x")
+        figure, axes = panels(len(found), columns=columns, width=3.5, height=2.6, share="x")
         for ax, (group, record) in zip(axes, found, strict=True):
             lowest = 0.0
             for key, label, colour in kinds:
@@ -220,15 +220,16 @@ def terms(records: Sequence[Record], columns: int = 3) -> Figure | None:
             if lowest == 0:
                 ax.set_ylim(bottom=0)
             _whole_numbers(ax)
-        _label_outer(axes, columns, "epoch", "nats per example")
-        _legend(figure, axes)
+        label_outer(axes, columns, "epoch", "nats per example")
+        legend(figure, axes)
     return figure
 
 
 # Pieces ----------------------------------------------------------------------------------------------
 
 
-def _panels(count: int, *, columns: int, width: float, height: float, share: str = "both") -> tuple[Figure, list[Axes]]:
+def panels(count: int, *, columns: int, width: float, height: float, share: str = "both") -> tuple[Figure, list[Axes]]:
+    """Return a figure of panels, `columns` side by side; they share both axes, or the horizontal one ("x")."""
     from matplotlib.figure import Figure
 
     across = min(count, columns)
@@ -292,7 +293,8 @@ def _whole_numbers(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
 
 
-def _label_outer(axes: Sequence[Axes], columns: int, x: str, y: str) -> None:
+def label_outer(axes: Sequence[Axes], columns: int, x: str, y: str) -> None:
+    """Name the axes at the figure's edge alone."""
     for place, ax in enumerate(axes):
         below = place + columns >= len(axes)
         ax.xaxis.set_tick_params(labelbottom=below)
@@ -302,7 +304,8 @@ def _label_outer(axes: Sequence[Axes], columns: int, x: str, y: str) -> None:
             ax.set_ylabel(y)
 
 
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+def legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Put one legend for all panels above them."""
     entries: dict[str, Any] = {}
     for ax in axes:
         handles, labels = ax.get_legend_handles_labels()

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stfseb.files import replacing
-from stfseb.report import figures, tables
-from stfseb.report.records import Record, by_task, check, groups, missing_sets, ood_families, title_of
+from stfseb.report import figures, shifts, tables
+from stfseb.report.arrange import Arranged, arranged
+from stfseb.report.paper_section import paper_section
+from stfseb.report.records import Record, check, groups, missing_sets, ood_families, title_of
 from stfseb.report.style import inline_svg, rendered
 
 if TYPE_CHECKING:
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from stfseb.experiments.paper import Plan
+
 Draw = Callable[..., "Figure | None"]
+MOST = 60  # rows of runs with other settings on the page
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,13 @@ PLOTS = (
         "too modest, below it too sure. The area of a dot grows with the number of test images in its bin.",
     ),
     Plot(
+        "rotation",
+        shifts.rotation,
+        "Turned test images",
+        "Accuracy, NLL and ECE when the test images are turned; mean over seeds, bands are one standard deviation. A "
+        "method that knows what it does not know loses accuracy as the others do, and its NLL and ECE stay low.",
+    ),
+    Plot(
         "risk-coverage",
         figures.risk_coverage,
         "Errors when unsure images are left out",
@@ -91,19 +103,35 @@ PLOTS = (
 )
 
 
-def write_report(records: Sequence[Record], folder: str | os.PathLike[str], title: str) -> Path:
+def write_report(
+    records: Sequence[Record],
+    folder: str | os.PathLike[str],
+    title: str,
+    *,
+    plans: Sequence[Plan] = (),
+    missing: Mapping[str, str] | None = None,
+) -> Path:
     """Write `report.html` into `folder`, with `plots/` (PNG and PDF) and `tables/` (Markdown and LaTeX).
 
-    The page is one self-contained file: it loads nothing, and opens on any machine. Returns its path.
+    The page is one self-contained file: it loads nothing, and opens on any machine. Returns its path. Of a folder
+    with many kinds of runs, tables and plots compare those at the presets; the others are listed by what differs.
+
+    Args:
+        records: run records; with "parts" where rotation or corruptions were measured.
+        folder: where the page goes.
+        title: of the page.
+        plans: tables of the paper that were asked for; those that the records have runs for are found.
+        missing: why runs of the plans are missing, by their ids.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     kept = check(records)
     out = Path(folder)
-    tasks = by_task(kept)
+    tasks = arranged(kept)
     slugs = _slugs(tasks)
     files: dict[Path, bytes] = {}
-    sections = [_section(members, slugs[task], files) for task, members in tasks.items()]
+    paper = paper_section(kept, tasks, plans, missing or {}, files)
+    sections = [_section(entry, slugs[task], files) for task, entry in tasks.items()]
     environment = Environment(
         loader=PackageLoader("stfseb.report"),
         autoescape=True,
@@ -112,7 +140,9 @@ def write_report(records: Sequence[Record], folder: str | os.PathLike[str], titl
         lstrip_blocks=True,
     )
     environment.filters["setting"] = _setting
-    page = environment.get_template("report.html").render(title=title, sections=sections, runs=len(kept))
+    page = environment.get_template("report.html").render(
+        title=title, sections=sections, paper=paper, runs=len(kept), anchors=_anchors(kept)
+    )
     # The page last: where it exists, what it was made with exists too.
     files[Path("report.html")] = page.encode()
     for name, content in files.items():
@@ -121,19 +151,23 @@ def write_report(records: Sequence[Record], folder: str | os.PathLike[str], titl
     return out / "report.html"
 
 
-def _section(records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> dict[str, Any]:
+def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, Any]:
     from markupsafe import Markup
 
+    records = entry.main
     made = tables.tables(records)
     main, *more = made
-    files[Path("tables") / f"{slug}.md"] = "\n".join(t.to_markdown() for t in made).encode()
-    files[Path("tables") / f"{slug}.tex"] = "\n".join(t.to_latex() for t in made).encode()
+    corrupted = shifts.corruption_grids(records)
+    files[Path("tables") / f"{slug}.md"] = "\n".join(t.to_markdown() for t in [*made, *corrupted]).encode()
+    files[Path("tables") / f"{slug}.tex"] = "\n".join(t.to_latex() for t in [*made, *corrupted]).encode()
     return {
         "slug": slug,
         "title": title_of(records),
         "cards": _cards(main),
         "main": {"html": Markup(main.to_html()), "notes": main.notes},
         "more": [{"html": Markup(t.to_html()), "title": t.title} for t in more],
+        "corrupted": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.notes} for t in corrupted],
+        "others": _others(entry, slug, files),
         "notes": list(dict.fromkeys(str(n) for r in records for n in r.get("notes") or [])),
         "plots": [plot for p in PLOTS if (plot := _plot(p, records, slug, files))],
         "galleries": _galleries(records),
@@ -144,6 +178,29 @@ def _section(records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> 
         "ood": list(ood_families(records)),
         "bins": next((r["summary"]["bins"] for r in records if (r.get("summary") or {}).get("bins")), 15),
     }
+
+
+def _others(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, Any] | None:
+    """Return the table of runs with other settings; beyond `MOST` rows only the file beside the page has them."""
+    from markupsafe import Markup
+
+    if not entry.others:
+        return None
+    whole = tables.main_table(entry.others)
+    files[Path("tables") / f"{slug}-other-settings.md"] = whole.to_markdown().encode()
+    table = whole.cut(MOST)
+    return {
+        "html": Markup(table.to_html()),
+        "count": len(entry.others),
+        "left": len(whole.groups) - len(table.groups),
+        "file": f"tables/{slug}-other-settings.md",
+        "runs": [(g.label, [str(r.get("id", "")) for r in g.records]) for g in table.groups],
+    }
+
+
+def _anchors(records: Sequence[Record]) -> dict[str, str]:
+    """Return the id inside the page of every run, safe whatever the run's id holds."""
+    return {str(r.get("id", "")): f"run-{number}" for number, r in enumerate(records)}
 
 
 def _plot(plot: Plot, records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> dict[str, Any] | None:

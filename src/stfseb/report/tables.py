@@ -7,7 +7,7 @@ are no claim of significance.
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stfseb.report.records import Group, Record, Spread, by_task, groups, ood_families, spread, title_of
@@ -75,6 +75,10 @@ class Table:
                 )
         return lines
 
+    def cut(self, most: int) -> Table:
+        """Return the table with its first rows alone."""
+        return replace(self, groups=self.groups[:most], cells=self.cells[:most])
+
     def labels(self) -> list[str]:
         """Return the row names, marked where runs collapsed."""
         return [g.label + (" †" if g.collapsed else "") for g in self.groups]
@@ -82,25 +86,25 @@ class Table:
     def to_markdown(self) -> str:
         """Return a Markdown table with its title and notes."""
         marks = {0: "{}", 1: "**{}**", 2: "<ins>{}</ins>"}
-        lines = [f"### {_markdown(self.title)}", ""]
-        lines.append("| Method | " + " | ".join(_markdown(c.heading) for c in self.columns) + " |")
+        lines = [f"### {escape_markdown(self.title)}", ""]
+        lines.append("| Method | " + " | ".join(escape_markdown(c.heading) for c in self.columns) + " |")
         lines.append("|:--|" + "--:|" * len(self.columns))
         for label, row in zip(self.labels(), self.cells, strict=True):
             cells = [marks[c.rank].format(c.text) if c.text else "" for c in row]
-            lines.append(f"| {_markdown(label)} | " + " | ".join(cells) + " |")
-        return "\n".join([*lines, "", *(_markdown(note) + "  " for note in self.notes)]) + "\n"
+            lines.append(f"| {escape_markdown(label)} | " + " | ".join(cells) + " |")
+        return "\n".join([*lines, "", *(escape_markdown(note) + "  " for note in self.notes)]) + "\n"
 
     def to_latex(self) -> str:
         """Return a LaTeX table for the booktabs package."""
         marks = {0: "{}", 1: "\\textbf{{{}}}", 2: "\\underline{{{}}}"}
-        head = " & ".join(_latex(c.heading) for c in self.columns)
-        lines = ["\\begin{table}", "  \\centering", f"  \\caption{{{_latex(self.title)}. "]
-        lines[-1] += " ".join(_latex(note) for note in self.notes) + "}"
+        head = " & ".join(escape_latex(c.heading) for c in self.columns)
+        lines = ["\\begin{table}", "  \\centering", f"  \\caption{{{escape_latex(self.title)}. "]
+        lines[-1] += " ".join(escape_latex(note) for note in self.notes) + "}"
         lines += [f"  \\begin{{tabular}}{{l{'r' * len(self.columns)}}}", "    \\toprule"]
         lines += [f"    Method & {head} \\\\", "    \\midrule"]
         for label, row in zip(self.labels(), self.cells, strict=True):
-            cells = [marks[c.rank].format(_latex(c.text)) if c.text else "--" for c in row]
-            lines.append(f"    {_latex(label)} & " + " & ".join(cells) + " \\\\")
+            cells = [marks[c.rank].format(escape_latex(c.text)) if c.text else "--" for c in row]
+            lines.append(f"    {escape_latex(label)} & " + " & ".join(cells) + " \\\\")
         lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
         return "\n".join(lines) + "\n"
 
@@ -259,15 +263,25 @@ def _head(text: str, kind: str) -> str:
     return f'<th scope="col" class="{kind}"><button type="button">{html.escape(text)}</button></th>'
 
 
-def _markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Return text that Markdown prints as it is."""
     for mark in "\\`*_[]<>|#":
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.split())
 
 
-def _latex(text: str) -> str:
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints as it is."""
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     special |= {c: "\\" + c for c in "&%$#_{}"}
-    special |= {"±": "$\\pm$", "↑": "$\\uparrow$", "↓": "$\\downarrow$", "†": "$\\dagger$", "–": "--"}
+    special |= {
+        "±": "$\\pm$",
+        "↑": "$\\uparrow$",
+        "↓": "$\\downarrow$",
+        "†": "$\\dagger$",
+        "–": "--",
+        "−": "$-$",
+        "‡": "$\\ddagger$",
+    }
     special |= {"<": "\\textless{}", ">": "\\textgreater{}"}
     return " ".join("".join(special.get(c, c) for c in text).split())

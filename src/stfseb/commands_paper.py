@@ -1,0 +1,98 @@
+"""`stfseb paper`: each table and figure of the paper from its runs, beside the paper's own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stfseb.errors import StfsebError
+
+_WHAT = (
+    "table1, table2, figure1, figure2, dof, context-number, context-source, efficiency; all of these; readings; beyond."
+)
+
+
+def paper(
+    what: Annotated[str, typer.Argument(help=_WHAT)],
+    tasks: Annotated[str | None, typer.Option(help="Tasks by commas; by default the paper's. mini works too.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods by commas; by default the table's six.")] = None,
+    seeds: Annotated[str, typer.Option(help="How many (10: seeds 0 to 9), or which, by commas (0,3,5).")] = "10",
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most this many; by default the task's own.")] = None,
+    context: Annotated[str | None, typer.Option(help="Other context images: 'train', or the name of a set.")] = None,
+    retuned: Annotated[bool, typer.Option(help="dof: also with tau2 chosen anew for each dof, by validation.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder of results; what is there is not run again.")] = Path("results"),
+    executor: Annotated[str, typer.Option(help="Where runs execute: local or dask.")] = "local",
+    processes: Annotated[int | None, typer.Option(min=1, help="Worker processes on this machine.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a Dask scheduler that is running.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    retry_failed: Annotated[bool, typer.Option(help="Run again what has failed before.")] = False,
+    report_only: Annotated[bool, typer.Option(help="Run nothing: tables and page from what is there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+) -> None:
+    """Reproduce a table or figure of the paper: its runs, the table beside the paper's, and the report.
+
+    Runs that are on disk are not run again: a command that was stopped goes on where it was. `--tasks mini`
+    is the embedded task, for which the paper has no numbers.
+    """
+    from rich.console import Console
+
+    from stfseb.experiments.paper.plan import ALL, Asked, make_plan
+    from stfseb.report.reproduce import reproduce
+
+    asked = Asked(
+        None if tasks is None else _words(tasks),
+        None if methods is None else _words(methods),
+        _seeds(seeds),
+        {} if epochs is None else {"epochs": epochs},
+        context,
+    )
+    if retuned and what not in ("dof", "all"):
+        raise StfsebError(f"--retuned belongs to dof, not to {what}: leave it out")
+    plans = [make_plan(name, asked) for name in (ALL if what == "all" else (what,))]
+    console, screen = Console(stderr=True), Console()
+
+    def announce(text: str) -> None:
+        if not quiet:
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    made = reproduce(
+        plans,
+        out,
+        announce=announce,
+        report_only=report_only,
+        retuned=asked if retuned else None,
+        executor=executor,
+        processes=processes,
+        address=address,
+        device=device,
+        retry_failed=retry_failed,
+        progress=not quiet,
+    )
+    for grid in made.grids:
+        screen.print(grid.to_rich(screen.width))
+    for line in made.lines:
+        screen.print(line, highlight=False, soft_wrap=True, markup=False)
+    if made.failed:
+        raise typer.Exit(1)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise StfsebError(f"'{text}' names nothing: give names separated by commas")
+    return found
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """Read a number of seeds, or a list of them: 3 is 0, 1 and 2; 0,3,5 those; 7, with a comma, the seed 7."""
+    try:
+        numbers = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        numbers = []
+    if "," not in text and len(numbers) == 1:
+        numbers = list(range(numbers[0]))
+    if not numbers or min(numbers) < 0 or max(numbers) > 2**31:
+        raise StfsebError(f"--seeds {text}: give how many (10), or which, separated by commas (0,3,5)")
+    return tuple(dict.fromkeys(numbers))

@@ -1,0 +1,58 @@
+"""What goes beyond the paper, and what experts will ask for, each beside ST-FS-EB at its preset."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from stfseb.data.tasks import load_task
+from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, corruption_parts, tasks_of
+from stfseb.experiments.paper.quantities import auroc_keys, quantities
+
+if TYPE_CHECKING:
+    from stfseb.data.tasks import Task
+
+TASKS = ("mnist", "fmnist", "cifar10")
+# Images that are no relatives of the unfamiliar sets: KMNIST's glyphs are, of MNIST's and notMNIST's.
+_LEFT_OUT = {"fmnist": ("cifar100", "context: CIFAR-100 in grey"), "mnist": ("cifar100", "context: CIFAR-100 in grey")}
+_LEARNT = (("dof",), ("tau",), ("sigma",), ("dof", "tau", "sigma"))
+
+
+def variants(task: Task) -> list[Variant]:
+    """Return the rows of a task: changes to ST-FS-EB, then other methods."""
+    dof = task.presets.get("stfseb", {}).get("dof", 5.0)
+    found = [
+        Variant("preset", "ST-FS-EB", "stfseb"),
+        Variant("gaussian-weights", f"function dof {dof:g}, Gaussian weights", "stfseb", {"dof_weights": math.inf}),
+        Variant("gaussian-function", f"Gaussian function, weights dof {dof:g}", "stfseb", {"dof_function": math.inf}),
+        Variant("curvature", "curvature-matched dof", "stfseb", {"parametrisation": "curvature"}),
+    ]
+    found += [
+        Variant("learn-" + "-".join(names), f"learnt {', '.join(names)}", "stfseb", {"learn": list(names)})
+        for names in _LEARNT
+    ]
+    if task.name in _LEFT_OUT:
+        context, label = _LEFT_OUT[task.name]
+        found.append(Variant(f"context-{context}", label, "stfseb", context=context))
+    found += [
+        Variant("mcdropout", "MC Dropout", "mcdropout"),
+        Variant("outlierexposure", "MC Dropout + outlier exposure", "outlierexposure"),
+        Variant("ensemble", "deep ensemble, 5 MAP", "ensemble", {"of": "map", "members": 5}),
+    ]
+    return found
+
+
+def plan(what: str, asked: Asked) -> Plan:
+    """Return the plan of all additions."""
+    tasks = tasks_of(asked, TASKS)
+    loaded = {name: load_task(name) for name in tasks}
+    return assemble(
+        what,
+        "Beyond the paper",
+        asked,
+        tasks,
+        {name: variants(task) for name, task in loaded.items()},
+        {name: quantities("acc", "ece", "nll", *auroc_keys(task)) for name, task in loaded.items()},
+        {name: corruption_parts(task) for name, task in loaded.items()},
+        variants_down=True,
+    )

@@ -1,0 +1,129 @@
+"""Carrying plans out: what is not there yet is run, what cannot be run is named with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stfseb.data import sets
+from stfseb.data.folder import data_folder
+from stfseb.data.tasks import HeldOut, load_task
+from stfseb.experiments.executors import Outcome, run_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from stfseb.experiments.jobs import Job
+    from stfseb.experiments.paper.plan import Plan
+
+NO_DATA, FAILED = "no data", "failed"
+
+
+@dataclass
+class Carried:
+    """What became of the plans' runs: counts, and for those that are missing the reason."""
+
+    done: int = 0
+    skipped: int = 0
+    missing: dict[str, str] = field(default_factory=dict)  # by run: NO_DATA or FAILED
+    reasons: dict[str, None] = field(default_factory=dict)  # lines for the user
+
+    def add(self, outcome: Outcome) -> None:
+        """Count in what `run_jobs` did."""
+        self.done += len(outcome.done) + len(outcome.elsewhere)
+        self.skipped += len(outcome.skipped)
+        for name, error in outcome.failed.items():
+            self.missing[name] = FAILED
+            self.reasons[f"{name} failed: {error}"] = None
+
+    def join(self, other: Carried) -> None:
+        """Count in what another call did."""
+        self.done, self.skipped = self.done + other.done, self.skipped + other.skipped
+        self.missing.update(other.missing)
+        self.reasons.update(other.reasons)
+
+
+def carry_out(
+    plans: Sequence[Plan], results: Path, *, announce: Callable[[str], None], folder: Path | None = None, **how: Any
+) -> Carried:
+    """Run what the plans need and is not on disk; `how` goes to `run_jobs`."""
+    carried = Carried()
+    batches: dict[tuple[bool, tuple[str, ...]], dict[str, Job]] = {}
+    for job, parts, alone in _wanted(plans):
+        reason = None if _complete(job, parts, results) else not_on_disk(job, folder)
+        if reason is not None:
+            carried.reasons[reason] = None
+            if not job.done(results):
+                carried.missing[job.name] = NO_DATA
+                continue
+            parts = ()  # what was run elsewhere is shown; what it lacks cannot be measured here
+        batches.setdefault((alone, parts), {})[job.name] = job
+    for line in carried.reasons:
+        announce(f"note: {line}")
+    for (alone, parts), jobs in sorted(batches.items(), key=lambda entry: not entry[0][0]):
+        width = {"width": 1} if alone else {}
+        chosen = {**how, "processes": None} if alone else how  # times are taken one run after the other
+        carried.add(
+            run_jobs(
+                list(jobs.values()), results, parts=parts, data_folder=folder, announce=announce, **(chosen | width)
+            )
+        )
+    return carried
+
+
+def missing_of(plans: Sequence[Plan], results: Path, folder: Path | None = None) -> Carried:
+    """Say why runs of the plans are missing, without running any."""
+    from stfseb.experiments.executors.failures import read_failure
+
+    carried = Carried()
+    for plan in plans:
+        for job in plan.all_jobs:
+            if job.done(results):
+                carried.skipped += 1
+            elif (failure := read_failure(job.folder(results))) is not None:
+                carried.missing[job.name] = FAILED
+                carried.reasons[f"{job.name} failed: {failure['error']}"] = None
+            elif (reason := not_on_disk(job, folder)) is not None:
+                carried.missing[job.name] = NO_DATA
+                carried.reasons[reason] = None
+    return carried
+
+
+def not_on_disk(job: Job, folder: Path | None = None) -> str | None:
+    """Say which published set of a run is not on disk, None where all are; nothing is read."""
+    task, where = load_task(job.task), data_folder(folder)
+    needed = [task.train, task.test, *([] if isinstance(task.validation, HeldOut) else [task.validation])]
+    for source in needed:
+        if _absent(source.kind, source.where, source.splits, where):
+            return f"{task.title}: {source} is not on disk, no result"
+    own = task.context
+    if job.context is None and own is not None and _absent(own.kind, own.where, own.splits, where):
+        return f"{task.title}: context {own} is not on disk, no result (--context train takes the training images)"
+    if job.context not in (None, "train") and _absent("set", job.context, tuple(sets.get(job.context).splits), where):
+        return f"{task.title}: context {job.context} is not on disk, no result"
+    return None
+
+
+def _absent(kind: str, name: str, splits: tuple[str, ...], folder: Path) -> bool:
+    """Tell whether a source is a published set of which no wanted split is there."""
+    if kind != "set" or name == "mini":
+        return False
+    published = sets.get(name)
+    return all(published.missing(folder, split) for split in splits)
+
+
+def _wanted(plans: Sequence[Plan]) -> Iterable[tuple[Job, tuple[str, ...], bool]]:
+    """Return every run once, with all parts that any plan wants of it."""
+    found: dict[str, tuple[Job, set[str], bool]] = {}
+    for plan in plans:
+        for (task, _), cell in plan.jobs.items():
+            for job in cell:
+                _, parts, alone = found.setdefault(job.name, (job, set(), plan.alone))
+                parts.update(plan.parts[task])
+                found[job.name] = (job, parts, alone or plan.alone)
+    return [(job, tuple(sorted(parts)), alone) for job, parts, alone in found.values()]
+
+
+def _complete(job: Job, parts: tuple[str, ...], results: Path) -> bool:
+    return job.done(results) and all((job.folder(results) / f"{part}.json").exists() for part in parts)

@@ -1,0 +1,163 @@
+"""A table or figure as the runs behind it: tasks against variants, each cell one run a seed."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stfseb.data.tasks import load_task
+from stfseb.errors import StfsebError, unknown
+from stfseb.experiments.jobs import Job, make_job
+from stfseb.methods.registry import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from stfseb.data.tasks import Task
+    from stfseb.experiments.paper.quantities import Quantity
+
+TASKS = ("mnist", "fmnist", "cifar10", "pathmnist", "organamnist")
+METHODS = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
+NAMES = {"fmnist": "FMNIST", "mini": "mini"}  # shorter than the tasks' titles, as tables need them
+LABELS = dict(zip(METHODS, ("ST-FS-EB", "FS-EB", "GFSVI", "MC Dropout", "MFVI", "MAP"), strict=True))
+
+# What `stfseb paper` knows, and the module that plans it.
+KINDS = {
+    "table1": "main",
+    "table2": "main",
+    "figure1": "main",
+    "figure2": "main",
+    "dof": "ablations",
+    "context-number": "ablations",
+    "context-source": "ablations",
+    "efficiency": "main",
+    "readings": "readings",
+    "beyond": "beyond",
+}
+ALL = tuple(what for what in KINDS if what not in ("readings", "beyond"))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One column (or row) of a table: a method with settings laid over its preset."""
+
+    key: str
+    label: str
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    context: str | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for, the same for every table."""
+
+    tasks: tuple[str, ...] | None = None  # None: those of the paper's table
+    methods: tuple[str, ...] | None = None
+    seeds: tuple[int, ...] = tuple(range(10))
+    training: dict[str, Any] = field(default_factory=dict)  # over the task's
+    context: str | None = None  # for variants that do not choose one themselves
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table or figure: its variants, and for every task and variant the runs of its cell."""
+
+    what: str
+    title: str
+    seeds: tuple[int, ...]
+    tasks: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    jobs: dict[tuple[str, str], tuple[Job, ...]]  # by task and the variant's key
+    quantities: dict[str, tuple[Quantity, ...]]  # by task
+    parts: dict[str, tuple[str, ...]]  # what is measured beside the record, by task
+    by_metric: bool = False  # rows go by metric, then task, as the paper's first table
+    variants_down: bool = False  # a table a task, variants as its rows
+    alone: bool = False  # one run at a time: times and memory are compared
+    notes: tuple[str, ...] = ()
+
+    @property
+    def all_jobs(self) -> list[Job]:
+        """Return every run once."""
+        return list({job.name: job for cell in self.jobs.values() for job in cell}.values())
+
+    def present(self, ids: Iterable[str]) -> bool:
+        """Tell whether any run of the plan is among `ids`."""
+        known = set(ids)
+        return any(job.name in known for job in self.all_jobs)
+
+
+def make_plan(what: str, asked: Asked) -> Plan:
+    """Return the plan of one of `KINDS`."""
+    if what not in KINDS:
+        raise unknown("table or figure", what, [*KINDS, "all"])
+    module = importlib.import_module(f"stfseb.experiments.paper.{KINDS[what]}")
+    found: Plan = module.plan(what, asked)
+    return found
+
+
+def assemble(
+    what: str,
+    title: str,
+    asked: Asked,
+    tasks: Sequence[str],
+    variants: Mapping[str, Sequence[Variant]],
+    quantities: Mapping[str, tuple[Quantity, ...]],
+    parts: Mapping[str, tuple[str, ...]],
+    **more: Any,
+) -> Plan:
+    """Return the plan whose variants may differ from task to task."""
+    if not asked.seeds:
+        raise StfsebError("nothing to run: give at least one seed")
+    everything = {v.key: v for task in tasks for v in variants[task]}
+    jobs = {(task, v.key): cell(task, v, asked) for task in tasks for v in variants[task]}
+    return Plan(
+        what, title, asked.seeds, tuple(tasks), tuple(everything.values()), jobs, dict(quantities), dict(parts), **more
+    )
+
+
+def cell(task: str, variant: Variant, asked: Asked) -> tuple[Job, ...]:
+    """Return the runs of one cell, one a seed."""
+    return tuple(
+        make_job(
+            task,
+            variant.method,
+            seed,
+            settings=variant.settings,
+            training={**asked.training, **variant.training},
+            context=variant.context or asked.context,
+        )
+        for seed in asked.seeds
+    )
+
+
+def methods_of(asked: Asked, default: Sequence[str] = METHODS) -> list[str]:
+    """Return the keys of the methods, each once, or the default ones."""
+    return list(dict.fromkeys(key_of(name) for name in asked.methods or default))
+
+
+def corruption_parts(task: Task) -> tuple[str, ...]:
+    """Return the part that the task's AUROC against corrupted images needs."""
+    return ("corruption",) if task.shifts.corruption is not None else ()
+
+
+def tasks_of(asked: Asked, default: Sequence[str] = TASKS) -> list[str]:
+    """Return the tasks, each once, checked to exist."""
+    names = list(dict.fromkeys(asked.tasks or default))
+    for name in names:
+        load_task(name)
+    return names
+
+
+def label_of(method: str) -> str:
+    """Return a method's name for people."""
+    from stfseb.methods.registry import method_class
+
+    return LABELS.get(method) or method_class(method).label
+
+
+def task_label(name: str) -> str:
+    """Return a task's name for tables."""
+    return NAMES.get(name) or load_task(name).title

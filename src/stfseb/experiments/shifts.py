@@ -1,0 +1,109 @@
+"""What a trained method does when the test images change: turned, or corrupted.
+
+A run's folder gets one file for each part that was measured, `rotation.json` and `corruption.json`, beside its
+record. Weight samples have the seed of the record's evaluation, so that turning by 0 degrees gives its numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stfseb.errors import unknown
+from stfseb.evaluation import metrics, ood
+from stfseb.evaluation.shifts import rotate
+from stfseb.likelihoods import Categorical
+from stfseb.methods.calibrated import mapped, tempered
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from stfseb.data.images import ImageSet
+    from stfseb.data.tasks import TaskData
+    from stfseb.evaluation.metrics import Array
+    from stfseb.methods.base import Method
+
+PARTS = ("rotation", "corruption")
+_SEED = 0  # of the weight samples, as in `evaluate`
+_ROWS = {"cpu": 256, "cuda": 4096}
+
+
+def measure_part(part: str, method: Method, data: TaskData, samples: int) -> dict[str, Any]:
+    """Return what `part` ("rotation" or "corruption") says about a trained method, as JSON knows it.
+
+    Rotation: `sets` maps each angle of the task, as text, to `acc`, `nll`, `ece` and the mean `confidence`.
+    Corruption: `sets` maps "TYPE/SEVERITY" to `acc`, `nll`, `ece`, `confidence` and `auroc`, the chance that a
+    corrupted image looks less familiar (maximum softmax probability) than a clean one; `clean` has the same of
+    the clean test images. A task without the shift has no sets.
+    """
+    if part not in PARTS:
+        raise unknown("part", part, PARTS)
+    measure = _rotation if part == "rotation" else _corruption
+    return {"part": part, "samples": samples, **measure(method, data, samples)}
+
+
+def _rotation(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
+    labels, images = _labels(data.test), data.test.images.to(method.like.device)
+    sets = {}
+    for angle in data.task.shifts.rotation:
+        turned = rotate(images, angle)
+        sets[f"{angle:g}"] = _quality(_log_probs(method, turned, samples), labels)
+    return {"interpolation": "bilinear", "sets": sets}
+
+
+def _corruption(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
+    suite = data.task.shifts.corruption
+    if suite is None:
+        return {"suite": None, "sets": {}, "notes": []}
+    labels = _labels(data.test)
+    clean = _log_probs(method, data.test.images, samples)
+    familiar = ood.msp(clean[None])
+    sets, notes = {}, {}
+    for (kind, severity), images in data.corrupted().items():
+        found = _log_probs(method, images.images, samples)
+        quality = _quality(found, labels)
+        sets[f"{kind}/{severity}"] = {**quality, "auroc": ood.auroc(familiar, ood.msp(found[None]))}
+        notes[images.note] = None
+    return {"suite": suite.suite, "sets": sets, "clean": _quality(clean, labels), "notes": [n for n in notes if n]}
+
+
+def _quality(log_probs: Array, labels: NDArray[np.int64]) -> dict[str, float]:
+    probs = np.exp(log_probs)
+    return {
+        "acc": metrics.accuracy(probs, labels),
+        "nll": metrics.nll(log_probs, labels),
+        "ece": metrics.ece(probs, labels),
+        "confidence": float(probs.max(axis=1).mean()),
+    }
+
+
+@torch.no_grad()
+def _log_probs(method: Method, images: Tensor, samples: int) -> Array:
+    """Return the logarithm of the averaged probabilities, (N, L) in float64.
+
+    Only this is kept of the samples: a suite has hundreds of thousands of images.
+    """
+    likelihood = getattr(method, "likelihood", None) or Categorical()
+    device = method.like.device
+    parts = []
+    for chunk in images.split(_ROWS.get(device.type, 256)):
+        logits = method.sample_logits(chunk, samples, seed=_SEED)
+        logits = logits.cpu() if device.type == "mps" else logits  # which has no float64
+        values = likelihood.class_log_probs(tempered(method.calibration, logits.double()))
+        mean = torch.logsumexp(values, dim=0) - float(np.log(len(values)))
+        parts.append(mapped(method.calibration, mean.exp()).log() if _has_maps(method) else mean)
+    found: Array = torch.cat(parts).cpu().numpy()
+    return found
+
+
+def _has_maps(method: Method) -> bool:
+    return "maps" in method.calibration.get("probabilities", {})
+
+
+def _labels(images: ImageSet) -> NDArray[np.int64]:
+    assert images.labels is not None  # a test set has them
+    found: NDArray[np.int64] = images.labels.cpu().numpy()
+    return found

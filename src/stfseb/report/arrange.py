@@ -1,0 +1,87 @@
+"""Which runs of a results folder are compared: those at the presets; all others stand apart, by what differs.
+
+A folder may hold many kinds of runs: seeds of the presets, a table of dofs, trials of a search. Runs with
+different settings are never averaged: a run that differs from the main ones says in its label how.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stfseb.data.tasks import load_task, task_names
+from stfseb.report.records import by_task, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stfseb.report.records import Record
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """The runs of a task: the main ones, the others with labels of their own, and how the main were trained."""
+
+    main: list[Record]
+    others: list[Record]
+    training: dict[str, Any]  # what the main runs change of the task's training, for example the epochs
+    context: str | None = None
+
+
+def arranged(records: Sequence[Record]) -> dict[str, Arranged]:
+    """Return the records of each task, main and others; records without a job are main."""
+    return {task: _arranged(task, members) for task, members in by_task(records).items()}
+
+
+def _arranged(task: str, records: Sequence[Record]) -> Arranged:
+    jobs = [r for r in records if r.get("job")]
+    if not jobs:
+        return Arranged(list(records), [], {})
+    known = load_task(task) if task in task_names() else None
+    usual = {}
+    for method in dict.fromkeys(r["method"] for r in jobs):
+        own = [r["job"]["settings"] for r in jobs if r["method"] == method]
+        preset = None if known is None else known.presets.get(plain(method), {})
+        usual[method] = preset if preset in own else _most(own)
+    regular = [r for r in jobs if r["job"]["settings"] == usual[r["method"]]]
+    contexts = [r["job"].get("context") for r in regular]
+    context = None if None in contexts else _most(contexts)
+    training = _most([r["job"]["training"] for r in regular if r["job"].get("context") == context])
+    base = {"settings": usual, "training": training, "context": context}
+    main, others = [], []
+    for record in records:
+        words = _differences(record, base) if record.get("job") else []
+        if not words:
+            preset = None if known is None else known.presets.get(plain(record["method"]), {})
+            shown = record.get("job") and preset is not None and usual[record["method"]] != preset
+            main.append(_named(record, _changes(preset or {}, usual[record["method"]])) if shown else record)
+        else:
+            others.append(_named(record, words))
+    own = {} if known is None else {k: v for k, v in training.items() if known.training.get(k) != v}
+    return Arranged(main, others, own, context)
+
+
+def _differences(record: Record, base: Mapping[str, Any]) -> list[str]:
+    job = record["job"]
+    words = _changes(base["settings"][record["method"]], job["settings"])
+    words += _changes(base["training"], job["training"])
+    if job.get("context") != base["context"]:
+        words.append(f"context {job.get('context') or 'of the task'}")
+    return words
+
+
+def _changes(base: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    names = dict.fromkeys([*base, *own])
+    return [f"{n.replace('_', ' ')} {own.get(n, 'by default')}" for n in names if base.get(n) != own.get(n)]
+
+
+def _named(record: Record, words: Sequence[str]) -> Record:
+    return {**record, "label": f"{record.get('label') or record['method']}, {', '.join(words)}"}
+
+
+def _most(values: Sequence[Any]) -> Any:
+    """Return the most frequent value, the first of equals."""
+    texts = [json.dumps(v, sort_keys=True, default=str) for v in values]
+    return values[texts.index(Counter(texts).most_common(1)[0][0])]

@@ -1,0 +1,79 @@
+"""Is ST-FS-EB better? Paired over seeds, with 95 % intervals, against each other method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stfseb.evaluation.paired import paired
+from stfseb.experiments.paper.plan import task_label
+from stfseb.report.grid import Cell, Grid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stfseb.evaluation.paired import Difference
+    from stfseb.experiments.paper import Plan, Quantity, Variant
+    from stfseb.report.paper import Found
+
+OURS = "stfseb"
+NOTES = (
+    (
+        "ST-FS-EB minus the other method, mean over the seeds that both have, with the 95 % interval of the paired t "
+        "test. Bold: the interval leaves out zero, in favour of ST-FS-EB; underlined: against it."
+    ),
+    "The intervals are of single comparisons; of twenty about one leaves out zero by chance.",
+)
+
+
+def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
+    """Return the differences in the quantities of the plans (tables 1 and 2), None where no pair of runs exists."""
+    others: dict[str, Variant] = {v.key: v for plan in plans for v in plan.variants if v.method != OURS}
+    rows: list[tuple[tuple[str, str], tuple[Cell, ...]]] = []
+    tasks = dict.fromkeys(task for plan in plans for task in plan.tasks)
+    for task in tasks:
+        for plan in plans:
+            for quantity in plan.quantities.get(task, ()):
+                cells = tuple(_cell(plan, found, task, other, quantity) for other in others.values())
+                if any(c.value is not None for c in cells):
+                    rows.append(((task_label(task), quantity.heading), cells))
+    if not rows:
+        return None
+    kept = [i for i in range(len(others)) if any(cells[i].value is not None for _, cells in rows)]
+    labels = [v.label for v in others.values()]
+    return Grid(
+        "differences",
+        "ST-FS-EB against each other method, paired by seed",
+        ("Task", "Metric"),
+        tuple(f"− {labels[i]}" for i in kept),
+        tuple(stub for stub, _ in rows),
+        tuple(tuple(cells[i] for i in kept) for _, cells in rows),
+        NOTES,
+    )
+
+
+def _cell(plan: Plan, found: Found, task: str, other: Variant, quantity: Quantity) -> Cell:
+    ours = next((v for v in plan.variants if v.key == OURS), None)
+    if ours is None:
+        return Cell("–")
+    values, runs = [], []
+    for variant in (ours, other):
+        records = found.of(plan, task, variant)
+        by_seed = {int(r.get("seed", 0)): v for r in records if (v := quantity.read(r)) is not None}
+        values.append(by_seed)
+        runs.append({int(r.get("seed", 0)): str(r["id"]) for r in records})
+    if len(common := set(values[0]) & set(values[1])) < 2:
+        return Cell("–" if not common else "one seed")
+    result = paired(values[0], values[1])
+    better = result.mean > 0 if quantity.higher else result.mean < 0
+    rank = 0 if not result.significant else 1 if better else 2
+    ids = tuple(side[seed] for seed in result.seeds for side in runs)
+    return Cell(_text(result, quantity.digits), result.mean, seeds=result.seeds, runs=ids, rank=rank,
+                below=_interval(result, quantity.digits))  # fmt: skip
+
+
+def _text(result: Difference, digits: int) -> str:
+    return f"{result.mean:+.{digits}f}".replace("-", "−")
+
+
+def _interval(result: Difference, digits: int) -> str:
+    return f"[{result.low:+.{digits}f}, {result.high:+.{digits}f}], {len(result.seeds)} seeds".replace("-", "−")

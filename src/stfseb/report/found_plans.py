@@ -1,0 +1,75 @@
+"""Which of the paper's tables a results folder has runs for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from stfseb.data.tasks import task_names
+from stfseb.experiments.paper.plan import KINDS, METHODS, Asked, make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stfseb.experiments.paper import Plan
+    from stfseb.report.arrange import Arranged
+    from stfseb.report.records import Record
+
+TABLES = tuple(what for what in KINDS if not what.startswith("figure"))
+_ALWAYS = ("table1", "table2")  # with runs of the presets alone; the others need runs of their own
+
+
+def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked: Sequence[Plan] = ()) -> list[Plan]:
+    """Return the plans of all tables that have runs, for the tasks that have them and those that were asked for."""
+    ids = {str(r.get("id")) for r in records if r.get("job")}
+    known = [t for t in task_names() if t in tasks and any(r.get("job") for r in tasks[t].main)]
+    plans = []
+    for what in TABLES:
+        wanted = [p for p in asked if p.what == what]
+        extra = [t for p in wanted for t in p.tasks if t not in known and t in task_names()]
+        for training, context, group in _alike(known, tasks):
+            plan = _plan(what, [*group, *extra], records, training, context, wanted)
+            extra = []
+            if plan is not None and _shown(plan, ids):
+                plans.append(plan)
+        if extra and wanted:
+            plans += wanted
+    return plans
+
+
+def _alike(
+    known: Sequence[str], tasks: Mapping[str, Arranged]
+) -> list[tuple[dict[str, object], str | None, list[str]]]:
+    """Return the tasks whose main runs were trained alike (the same number of epochs, the same kind of context)."""
+    found: dict[str, tuple[dict[str, object], str | None, list[str]]] = {}
+    for task in known:
+        entry = tasks[task]
+        key = json.dumps([entry.training, entry.context], sort_keys=True, default=str)
+        found.setdefault(key, (entry.training, entry.context, []))[2].append(task)
+    return list(found.values())
+
+
+def _plan(
+    what: str,
+    tasks: Sequence[str],
+    records: Sequence[Record],
+    training: dict[str, object],
+    context: str | None,
+    wanted: Sequence[Plan],
+) -> Plan | None:
+    here = [r for r in records if r.get("job") and r["task"] in tasks]
+    seeds = {int(r.get("seed", 0)) for r in here} | {s for p in wanted for s in p.seeds}
+    methods = [m for m in METHODS if any(r["method"] == m for r in here) or any(_has(p, m) for p in wanted)]
+    if not tasks or not seeds or not methods:
+        return None
+    return make_plan(what, Asked(tuple(tasks), tuple(methods), tuple(sorted(seeds)), dict(training), context))
+
+
+def _has(plan: Plan, method: str) -> bool:
+    return any(v.method == method for v in plan.variants)
+
+
+def _shown(plan: Plan, ids: set[str]) -> bool:
+    """Tell whether a plan has runs: any for the main tables, of two variants for the others."""
+    there = {variant for (_, variant), jobs in plan.jobs.items() if any(job.name in ids for job in jobs)}
+    return len(there) >= (1 if plan.what in _ALWAYS else 2)

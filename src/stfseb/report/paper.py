@@ -1,0 +1,245 @@
+"""The paper's tables from our runs: mean and deviation over seeds, ranks, the paper's figure, the runs behind."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from stfseb.data.tasks import load_task
+from stfseb.experiments.paper.plan import task_label
+from stfseb.report.grid import Cell, Grid
+from stfseb.report.paper_numbers import Printed, errata, printed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stfseb.experiments.paper import Plan, Quantity, Variant
+    from stfseb.report.records import Record
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is of a plan's runs: records by id, and why runs are missing, by id."""
+
+    records: Mapping[str, Record]
+    missing: Mapping[str, str] = field(default_factory=dict)  # "no data" or "failed", where that is known
+
+    def of(self, plan: Plan, task: str, variant: Variant) -> list[Record]:
+        """Return the records of a cell, in the order of seeds."""
+        jobs = plan.jobs.get((task, variant.key), ())
+        return [self.records[job.name] for job in jobs if job.name in self.records]
+
+    def why_not(self, plan: Plan, task: str, variant: Variant) -> str:
+        """Say in a word or two why a cell has no runs."""
+        jobs = plan.jobs.get((task, variant.key))
+        if jobs is None:
+            return "–"
+        reasons = {self.missing.get(job.name, "not run") for job in jobs}
+        return next((word for word in ("no data", "failed", "not run") if word in reasons), "not run")
+
+
+def paper_grids(plan: Plan, found: Found) -> list[Grid]:
+    """Return the tables of a plan: one, or one a task where variants are its rows."""
+    if plan.variants_down:
+        return [grid for task in plan.tasks if not (grid := _down(plan, found, task)).empty]
+    rows = [(task, q) for task in plan.tasks for q in plan.quantities[task]]
+    if plan.by_metric:
+        order = {q.key: i for i, (_, q) in reversed(list(enumerate(rows)))}
+        rows.sort(key=lambda row: order[row[1].key])  # stable: tasks keep their order
+    variants = [v for v in plan.variants if any((task, v.key) in plan.jobs for task in plan.tasks)]
+    cells = [ranked([_cell(plan, found, task, v, q) for v in variants], q.digits, q.higher) for task, q in rows]
+    titles = {task: task_label(task) for task in plan.tasks}
+    stubs = [(q.heading, titles[t]) if plan.by_metric else (titles[t], q.heading) for t, q in rows]
+    grid = Grid(
+        plan.what,
+        plan.title,
+        ("Metric", "Task") if plan.by_metric else ("Task", "Metric"),
+        tuple(v.label for v in variants),
+        tuple(stubs),
+        tuple(tuple(row) for row in cells),
+        _notes(plan, found, [c for row in cells for c in row]),
+        own="ST-FS-EB",
+    )
+    return [grid]
+
+
+def _down(plan: Plan, found: Found, task: str) -> Grid:
+    variants = [v for v in plan.variants if (task, v.key) in plan.jobs]
+    quantities = plan.quantities[task]
+    columns = [ranked([_cell(plan, found, task, v, q) for v in variants], q.digits, q.higher) for q in quantities]
+    headings = [q.heading for q in quantities]
+    nearest: tuple[str, ...] = ()
+    if plan.what == "readings" and any(c.paper_deviations is not None for column in columns for c in column):
+        away = ranked([_distance([column[i] for column in columns]) for i in range(len(variants))], 2, False)
+        columns.append(away)
+        headings.append("Distance, sd ↓")
+        best = [v.label for v, c in zip(variants, away, strict=True) if c.rank == 1]
+        nearest = ("Distance: root mean square of the deviations from the paper's row, in its standard deviations.",)
+        nearest += (f"Nearest to the paper: {'; '.join(best)}.",) if best else ()
+    cells = tuple(tuple(column[i] for column in columns) for i in range(len(variants)))
+    title = task_label(task)
+    return Grid(
+        f"{plan.what}-{task}",
+        f"{plan.title}: {title}",
+        ("Variant",),
+        tuple(headings),
+        tuple((v.label,) for v in variants),
+        cells,
+        (*_notes(plan, found, [c for row in cells for c in row], task), *nearest),
+        own=variants[0].label if variants else "",
+        sortable=True,
+    )
+
+
+def _distance(cells: Sequence[Cell]) -> Cell:
+    """Return how far a row lies from the paper's; None unless every figure of the paper has one of ours."""
+    wanted = [c for c in cells if c.paper is not None and c.paper[1]]
+    away = [c.paper_deviations for c in wanted if c.paper_deviations is not None]
+    if not away or len(away) < len(wanted):
+        return Cell("–")
+    value = (sum(a * a for a in away) / len(away)) ** 0.5
+    return Cell(f"{value:.2f}", value, runs=wanted[0].runs)
+
+
+def _cell(plan: Plan, found: Found, task: str, variant: Variant, quantity: Quantity) -> Cell:
+    records = found.of(plan, task, variant)
+    paper = beside(plan, task, quantity, variant)
+    theirs = None if paper is None else (paper.mean, paper.std)
+    if not records:
+        return Cell(found.why_not(plan, task, variant), below=_words(paper, None, quantity), paper=theirs)
+    pairs = [(r, value) for r in records if (value := quantity.read(r)) is not None]
+    if not pairs:
+        return Cell(_unread(task, quantity), below=_words(paper, None, quantity), paper=theirs)
+    values = [value for _, value in pairs]
+    mean = statistics.fmean(values)
+    std = statistics.stdev(values) if len(values) > 1 else None
+    collapsed = tuple(int(r.get("seed", 0)) for r, _ in pairs if r.get("collapsed"))
+    median = statistics.median(values) if collapsed else None
+    text = f"{mean:.{quantity.digits}f}" + ("" if std is None else f" ± {std:.{_digits(quantity)}f}")
+    below = []
+    if median is not None:
+        below.append(f"median {median:.{quantity.digits}f}")
+    if len(values) < len(plan.seeds):
+        below.append(f"{len(values)} of {len(plan.seeds)} seeds")
+    if words := _words(paper, mean, quantity):
+        below.append(words)
+    return Cell(
+        text + (" †" if collapsed else ""),
+        mean,
+        std,
+        median,
+        tuple(int(r.get("seed", 0)) for r, _ in pairs),
+        collapsed,
+        tuple(str(r["id"]) for r, _ in pairs),
+        below="; ".join(below),
+        paper=theirs,
+        paper_deviations=None if paper is None else paper.deviations(mean),
+    )
+
+
+def beside(plan: Plan, task: str, quantity: Quantity, variant: Variant) -> Printed | None:
+    """Return the paper's figure for a cell: what was run under the same conditions there, else none."""
+    jobs = plan.jobs.get((task, variant.key), ())
+    context = jobs[0].context if jobs else None
+    main = "table2" if quantity.key.startswith("auroc/") else "table1"
+    if plan.what in ("readings", "beyond"):
+        own = plan.what == "readings" or variant.key in ("preset", "mcdropout")
+        key = "stfseb" if plan.what == "readings" or variant.key == "preset" else variant.key
+        return printed(main, task, quantity.key, key) if own and context is None else None
+    if plan.what in ("table1", "table2") and context == "train" and variant.method in ("stfseb", "fseb", "gfsvi"):
+        return printed("context-source", task, quantity.key, "train") if variant.method == "stfseb" else None
+    return printed(plan.what.removesuffix("-retuned"), task, quantity.key, variant.key)
+
+
+def _unread(task: str, quantity: Quantity) -> str:
+    """Say why runs lack a number: images that are not there, or a part that was not measured."""
+    name = quantity.key.removeprefix("auroc/").partition("/")[0]
+    suite = load_task(task).shifts.corruption
+    measurable = suite is not None and suite.suite == name
+    return "not measured" if measurable or not quantity.key.startswith("auroc/") else "no data"
+
+
+def _words(paper: Printed | None, ours: float | None, quantity: Quantity) -> str:
+    if paper is None:
+        return ""
+    spread = "" if paper.std is None else f" ± {paper.std:.{_digits(quantity)}f}"
+    words = f"paper {paper.mean:.{quantity.digits}f}{spread}{' ‡' if paper.note else ''}"
+    if ours is None:
+        return words
+    away = paper.deviations(ours)
+    return words if away is None else f"{words}, {_signed(away)} sd"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def _digits(quantity: Quantity) -> int:
+    """Deviations have three decimals, as in the paper; times and memory as many as their means."""
+    return 3 if quantity.key.partition("/")[0] in ("acc", "ece", "nll", "brier", "auroc") else quantity.digits
+
+
+def ranked(cells: Sequence[Cell], digits: int, higher: bool) -> list[Cell]:
+    """Mark best and second by their printed means; equal ones share the mark, and nothing is best of one."""
+    shown = [None if c.value is None else round(c.value, digits) for c in cells]
+    order = sorted({v for v in shown if v is not None}, reverse=higher)
+    if len(order) < 2:
+        return list(cells)
+    places = [0 if v is None else order.index(v) + 1 for v in shown]
+    return [replace(cell, rank=place if place <= 2 else 0) for cell, place in zip(cells, places, strict=True)]
+
+
+def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = None) -> tuple[str, ...]:
+    """Say what the numbers are, which seeds collapsed, which data are subsets, and what is odd about the paper's."""
+    tasks = plan.tasks if only is None else (only,)
+    count = max((len(c.seeds) for c in cells), default=0)
+    lines = ["One seed: differences of the size of seed noise mean nothing."]
+    if count > 1:
+        lines = [f"Mean ± sample standard deviation over {count} seeds."]
+    if any(c.rank for c in cells):
+        lines.append("Best mean bold, second underlined.")
+    if any(c.paper for c in cells):
+        lines.append("sd: how far ours lies above the paper's figure, in the paper's standard deviations.")
+    lines.extend(plan.notes)
+    for task in tasks:
+        for variant in plan.variants:
+            records = found.of(plan, task, variant)
+            fallen = [str(r.get("seed", 0)) for r in records if r.get("collapsed")]
+            if fallen:
+                lines.append(
+                    f"† {task_label(task)}, {variant.label}: {len(fallen)} of {len(records)} runs collapsed to a "
+                    f"constant prediction (seed {', '.join(fallen)}); they count in the mean, the median is beside it."
+                )
+    lines.extend(_about_data(plan, found, tasks))
+    for task in tasks:
+        for q in plan.quantities[task]:
+            for variant in plan.variants:
+                paper = beside(plan, task, q, variant)
+                if paper is not None and paper.note:
+                    lines.append(f"‡ {task_label(task)}, {q.title}, {variant.label}: {paper.note}.")
+    if any(c.paper for c in cells):
+        lines.extend(f"The paper's table: {note}." for note in errata(plan.what.removesuffix("-retuned"), tuple(tasks)))
+    return tuple(lines)
+
+
+def _about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
+    """Name the sets that are subsets or stand-ins, and where runs of a row saw different data."""
+    lines: dict[str, None] = {}
+    for task in tasks:
+        records = [r for v in plan.variants for r in found.of(plan, task, v)]
+        title = task_label(task)
+        for record in records:
+            for note in record.get("notes") or []:
+                lines[f"{title}: {note}."] = None
+            part: dict[str, Any] = (record.get("parts") or {}).get("corruption") or {}
+            for note in part.get("notes") or []:
+                lines[f"{title}, {part.get('suite')}: {note}."] = None
+        prints = {str(((r.get("data") or {}).get("test") or {}).get("fingerprint")) for r in records}
+        if len(prints) > 1:
+            lines[f"{title}: the runs were tested on {len(prints)} different versions of the test images."] = None
+        if plan.alone:
+            machines = {str((r.get("machine") or {}).get("device")) for r in records}
+            if machines:
+                lines[f"{title}: measured on {' and '.join(sorted(machines))}."] = None
+    return list(lines)

@@ -1,0 +1,116 @@
+"""From plans to pages: run what is missing, build the tables, write them and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stfseb.errors import StfsebError
+from stfseb.experiments.paper.carry_out import FAILED, Carried, carry_out, missing_of
+from stfseb.experiments.paper.plan import task_label
+from stfseb.files import write_bytes, write_json, write_text
+from stfseb.report.page import write_report
+from stfseb.report.paper import Found, paper_grids
+from stfseb.report.reading import read_results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from stfseb.experiments.paper import Plan
+    from stfseb.experiments.paper.plan import Asked
+    from stfseb.report.grid import Grid
+
+
+@dataclass
+class Made:
+    """What a command made: tables to print, and lines that say what was done and where it lies."""
+
+    grids: list[Grid] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    failed: bool = False
+
+
+def reproduce(
+    plans: Sequence[Plan],
+    results: Path,
+    *,
+    announce: Callable[[str], None],
+    report_only: bool = False,
+    retuned: Asked | None = None,
+    **how: Any,
+) -> Made:
+    """Carry the plans out and write their tables, figures and the report page of the whole results folder."""
+    act = _look if report_only else _run
+    carried = act(plans, results, announce, how)
+    if retuned is not None:
+        from stfseb.experiments.paper.retuning import grid_plan, retuned_plan
+
+        carried.join(act([grid_plan(retuned)], results, announce, how))
+        chosen = retuned_plan(retuned, {str(r["id"]): r for r in _read(results)})
+        carried.join(act([chosen], results, announce, how))
+        plans = [*plans, chosen]
+    records = _read(results)
+    if not records:
+        raise StfsebError(f"no runs in {results} to report on: " + "; ".join(carried.reasons or ["run some first"]))
+    found = Found({str(r["id"]): r for r in records}, carried.missing)
+    made = Made(failed=FAILED in carried.missing.values())
+    for plan in plans:
+        if plan.what.startswith("figure"):
+            made.lines += _draw(plan, found, results)
+        else:
+            made.grids += paper_grids(plan, found)
+    page = write_report(records, results, _title(results), plans=plans, missing=carried.missing)
+    for grid in made.grids:
+        write_json(results / "tables" / f"{grid.name}.json", grid.to_json())
+        write_text(results / "tables" / f"{grid.name}.md", grid.to_markdown())
+        write_text(results / "tables" / f"{grid.name}.tex", grid.to_latex())
+    made.lines = [
+        *_said(carried),
+        *made.lines,
+        f"Report: {page}",
+        f"Tables (Markdown, LaTeX, and JSON with the runs behind each cell): {results / 'tables'}",
+        f"Figures (PDF, PNG): {results / 'plots'}",
+    ]
+    return made
+
+
+def _run(plans: Sequence[Plan], results: Path, announce: Callable[[str], None], how: dict[str, Any]) -> Carried:
+    return carry_out(plans, results, announce=announce, **how)
+
+
+def _look(plans: Sequence[Plan], results: Path, announce: Callable[[str], None], how: dict[str, Any]) -> Carried:
+    del announce, how
+    return missing_of(plans, results)
+
+
+def _read(results: Path) -> list[dict[str, Any]]:
+    return read_results(results, None if any(results.rglob("record.json")) else ())
+
+
+def _title(results: Path) -> str:
+    return f"Results in {results.resolve().name}"
+
+
+def _draw(plan: Plan, found: Found, results: Path) -> list[str]:
+    """Write the rotation figure of a plan and return a line about it."""
+    from stfseb.report.shifts import rotation_figure
+    from stfseb.report.style import rendered
+
+    tasks = {task: [r for v in plan.variants for r in found.of(plan, task, v)] for task in plan.tasks}
+    figure = rotation_figure({task: records for task, records in tasks.items() if records})
+    if figure is None:
+        return [f"{plan.what}: no runs with rotated images yet, no figure."]
+    for kind in ("pdf", "png"):
+        write_bytes(results / "plots" / f"{plan.what}.{kind}", rendered(figure, kind))
+    absent = [task_label(task) for task, records in tasks.items() if not records]
+    said = f" (no runs: {', '.join(absent)})" if absent else ""
+    return [f"{plan.what}: {results / 'plots' / plan.what}.pdf{said}"]
+
+
+def _said(carried: Carried) -> list[str]:
+    lines = [f"{carried.done} runs made now, {carried.skipped} were there already."]
+    gone = list(carried.missing.values())
+    if gone:
+        lines.append(f"{len(gone)} runs are missing: {', '.join(f'{gone.count(w)} {w}' for w in dict.fromkeys(gone))}.")
+    return [*lines, *carried.reasons]

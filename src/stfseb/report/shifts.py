@@ -1,0 +1,150 @@
+"""Turned and corrupted test images: the curves of the paper's figures, and tables of corruptions."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stfseb.report.grid import Cell, Grid
+from stfseb.report.records import Group, Record, groups, spread, title_of
+from stfseb.report.style import look, short_name, styled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ROWS = (("acc", "test accuracy, %", 100.0), ("nll", "NLL, nats", 1.0), ("ece", "ECE", 1.0))
+_MEASURES = (("acc", "Accuracy, % ↑", 100.0, 2, True), ("nll", "NLL ↓", 1.0, 3, False), ("ece", "ECE ↓", 1.0, 3, False))
+
+
+def rotation(records: Sequence[Record], columns: int = 3) -> Figure | None:
+    """Accuracy, NLL and ECE of one task against the angle by which the test images are turned."""
+    found = [g for g in groups(records) if _turned(g)]
+    if not found:
+        return None
+    from stfseb.report.figures import label_outer, legend, panels
+
+    with styled():
+        figure, axes = panels(3, columns=columns, width=3.5, height=3.0, share="x")
+        for ax, (key, name, scale) in zip(axes, _ROWS, strict=True):
+            _lines(ax, found, key, scale)
+            ax.set_title(name)
+        label_outer(axes, columns, "rotation, degrees", "")
+        legend(figure, axes)
+    return figure
+
+
+def rotation_figure(tasks: Mapping[str, Sequence[Record]]) -> Figure | None:
+    """The paper's figure: a column a task, accuracy above, NLL below."""
+    found = {task: rows for task, records in tasks.items() if (rows := [g for g in groups(records) if _turned(g)])}
+    if not found:
+        return None
+    from matplotlib.figure import Figure
+
+    from stfseb.report.figures import legend
+
+    with styled():
+        figure = Figure(figsize=(3.4 * len(found) + 0.4, 5.6), layout="constrained")
+        grid = figure.subplots(2, len(found), squeeze=False, sharex=True)
+        for column, (task, rows) in enumerate(found.items()):
+            for ax, (key, name, scale) in zip(grid[:, column], _ROWS, strict=False):
+                _lines(ax, rows, key, scale)
+                if column == 0:
+                    ax.set_ylabel(name)
+            grid[0, column].set_title(title_of(tasks[task]))
+            grid[1, column].set_xlabel("rotation, degrees")
+        legend(figure, list(grid.flat))
+    return figure
+
+
+def _lines(ax: Axes, rows: Sequence[Group], key: str, scale: float) -> None:
+    for place, group in enumerate(rows):
+        style = look(group.method, place)
+        runs = _turned(group)
+        angles = sorted({float(a) for run in runs for a in run})
+        values = [[scale * run[f"{a:g}"][key] for run in runs if f"{a:g}" in run] for a in angles]
+        mean = np.array([statistics.fmean(v) for v in values])
+        ax.plot(
+            angles,
+            mean,
+            color=style["color"],
+            linewidth=2.4 if style["ours"] else 1.4,
+            marker=style["marker"],
+            markersize=7 if style["ours"] else 3.5,
+            zorder=style["zorder"],
+            label=short_name(group.label),
+        )
+        if all(len(v) > 1 for v in values):
+            std = np.array([statistics.stdev(v) for v in values])
+            ax.fill_between(angles, mean - std, mean + std, color=style["color"], alpha=0.13, linewidth=0)
+    ax.set_xticks(range(-30, 31, 15))
+
+
+def _turned(group: Group) -> list[dict[str, Any]]:
+    parts = [(r.get("parts") or {}).get("rotation") or {} for r in group.records]
+    return [p["sets"] for p in parts if p.get("sets")]
+
+
+def corruption_grids(records: Sequence[Record]) -> list[Grid]:
+    """Return the means over corruption types at each severity, and AUROC by type (mean over severities)."""
+    rows = [g for g in groups(records) if _corrupted(g)]
+    if not rows:
+        return []
+    first = _corrupted(rows[0])[0]
+    suite = str(first["suite"])
+    severities = sorted({key.rpartition("/")[2] for key in first["sets"]}, key=float)
+    kinds = list(dict.fromkeys(key.rpartition("/")[0] for key in first["sets"]))
+    title = title_of(records)
+    columns, cells = [], []
+    for severity in severities:
+        named = f", severity {severity}" if len(severities) > 1 else ""
+        for key, heading, scale, digits, higher in (*_MEASURES, ("auroc", "AUROC, % ↑", 100.0, 2, True)):
+            columns.append(heading[:-2] + named + heading[-2:])
+            found = [_mean(g, key, lambda k, s=severity: k.rpartition("/")[2] == s) for g in rows]  # type: ignore[misc]
+            cells.append(
+                _marked([_cell(f, g, scale, digits) for f, g in zip(found, rows, strict=True)], digits, higher)
+            )
+    by_type = []
+    for kind in kinds:
+        found = [_mean(g, "auroc", lambda k, t=kind: k.rpartition("/")[0] == t) for g in rows]  # type: ignore[misc]
+        by_type.append(tuple(_marked([_cell(f, g, 100.0, 2) for f, g in zip(found, rows, strict=True)], 2, True)))
+    own = next((g.label for g in rows if g.ours), "")
+    down = tuple(tuple(column[i] for column in cells) for i in range(len(rows)))
+    notes = tuple(dict.fromkeys(f"{suite}: {n}." for g in rows for p in _corrupted(g) for n in p.get("notes") or []))
+    return [
+        Grid("corruptions", f"{title}: {suite}, mean over {len(kinds)} types", ("Method",), tuple(columns),
+             tuple((g.label,) for g in rows), down, notes, own=own, sortable=True),
+        Grid("corruption-types", f"{title}: AUROC of clean against corrupted images by type, %", ("Type",),
+             tuple(g.label for g in rows), tuple((k.replace("_", " "),) for k in kinds), tuple(by_type), (),
+             own=own, sortable=True),
+    ]  # fmt: skip
+
+
+def _corrupted(group: Group) -> list[dict[str, Any]]:
+    parts = [(r.get("parts") or {}).get("corruption") or {} for r in group.records]
+    return [p for p in parts if p.get("sets")]
+
+
+def _mean(group: Group, key: str, wanted: Any) -> list[float]:
+    """Return each seed's mean over the sets that are wanted."""
+    return [statistics.fmean(v[key] for k, v in p["sets"].items() if wanted(k)) for p in _corrupted(group)]
+
+
+def _cell(values: Sequence[float], group: Group, scale: float, digits: int) -> Cell:
+    found = spread(values)
+    assert found is not None
+    text = f"{scale * found.mean:.{digits}f}"
+    if found.std is not None:
+        text += f" ± {scale * found.std:.{digits}f}"
+    ids = tuple(str(r.get("id", "")) for r in group.records if (r.get("parts") or {}).get("corruption"))
+    return Cell(text, scale * found.mean, None if found.std is None else scale * found.std, runs=ids)
+
+
+def _marked(cells: Sequence[Cell], digits: int, higher: bool) -> list[Cell]:
+    from stfseb.report.paper import ranked
+
+    return ranked(cells, digits, higher)
