@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from stfseb import FSEB, GFSVI, MAP, MFVI, STFSEB, Ensemble, MCDropout, OutlierExposure, StfsebError, fit
+from stfseb import FSEB, GFSVI, MAP, MFVI, STFSEB, Ensemble, MCDropout, OutlierExposure, SmallCNN, StfsebError, fit
+from stfseb.data.augmentation import flip_and_crop
 from stfseb.training import checkpoint
 from stfseb.training.loop import Training
 from stfseb.training.population import Member, fit_population
@@ -160,6 +161,23 @@ def test_loaders_and_their_random_sources_go_on(own, data, tmp_path):
         (whole, expected),
         (resumed, fit(resumed, loader(), validation, **SETTINGS, checkpoint=file, checkpoint_every=0)),
     )
+
+
+def test_convolutions_that_lie_channels_last_go_on(mini, tmp_path):
+    """Fused Adam walks through weights and moments side by side in memory: they must lie alike."""
+    images, held_out = mini("train", 96), mini("validation", 20)
+
+    def run(steps=None, **more):
+        torch.manual_seed(0)
+        net = SmallCNN(hidden=16).to(memory_format=torch.channels_last)
+        method = STFSEB(net, mini("kmnist", 40).images, num_context=8, samples=2)
+        settings = {"epochs": 2, "batch_size": 32, "progress": False, "augment": flip_and_crop, **more}
+        return method, fit(method if steps is None else crash_after(method, steps), images, held_out, **settings)
+
+    expected = run()
+    with pytest.raises(Stop):
+        run(4, checkpoint=tmp_path / "run", checkpoint_every=0)
+    assert_same(expected, run(checkpoint=tmp_path / "run"))
 
 
 def test_augmentation_goes_on(data, tmp_path):

@@ -199,19 +199,22 @@ def restore(training: Training, tensors: dict[str, Tensor], state: dict[str, Any
     training.partial = Partial(state["steps"], tensors["sums"], _below(tensors, "start/"), now, state["epoch_seconds"])
 
 
+@torch.no_grad()
 def _restore_optimiser(training: Training, tensors: dict[str, Tensor]) -> None:
-    optimiser = training.optimiser
+    optimiser, parameters = training.optimiser, _trained(training)
     saved: dict[int, dict[str, Tensor]] = {}
     for name, value in _below(tensors, "optimiser/").items():
         number, _, entry = name.partition("/")
-        saved.setdefault(int(number), {})[entry] = value
+        index = int(number)
+        # Laid out as the parameter is: fused optimisers go through both memories side by side.
+        laid = torch.empty_like(parameters[index]).copy_(value) if value.shape == parameters[index].shape else value
+        saved.setdefault(index, {})[entry] = laid
     if not optimiser.state:
         optimiser.load_state_dict({**optimiser.state_dict(), "state": saved})
         return
-    with torch.no_grad():
-        for index, parameter in enumerate(_trained(training)):
-            for entry, value in optimiser.state[parameter].items():
-                value.copy_(saved[index][entry]) if index in saved else value.zero_()
+    for index, parameter in enumerate(parameters):
+        for entry, value in optimiser.state[parameter].items():
+            value.copy_(saved[index][entry]) if index in saved else value.zero_()
 
 
 def _trained(training: Training) -> list[Tensor]:

@@ -1,0 +1,224 @@
+"""kill -9 at random moments of `stfseb train`: every run goes on and ends with the numbers of an undisturbed one.
+
+Twenty runs are killed at moments spread over the whole of a run: the start, training with checkpoints at epochs or
+every 0.1 s (so in the middle of epochs and of writing one), evaluation, and the last files; some are killed twice.
+A helper process imports the library once and forks a child for each command, so that the moments fall into the
+run itself; the child is killed by its number.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stfseb.data.embedded import read
+from stfseb.methods.saving import load
+from stfseb.training import checkpoint
+
+KILLS = 20
+TASK = """
+train: {array: train.npz}
+validation: {fraction: 0.1}
+test: {array: test.npz}
+context: {array: other.npy}
+ood: {strange: {array: other.npy}}
+channels: 1
+image_size: 28
+classes: 10
+network: {name: small, hidden: 32}
+dropout: 0.5
+augment: true
+training: {epochs: 8, batch_size: 32, lr: 0.002, patience: 20, train_samples: 2, test_samples: 4}
+presets:
+  stfseb: {num_context: 16}
+"""
+NURSERY = """
+import json, os, sys
+import torch
+torch.set_num_threads(1)
+from stfseb import cli
+import stfseb.experiments.resume, stfseb.report.tables, stfseb.data.loading, stfseb.data.augmentation
+
+for line in sys.stdin:
+    words, log = json.loads(line)
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        sys.argv = ["stfseb", *words]
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        os._exit(code)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    for name, part, count in (("train", "train", 900), ("test", "test", 200)):
+        images = read(part).take(slice(0, count))
+        np.savez(folder / f"{name}.npz", images=images.images.numpy(), labels=images.labels.numpy())
+    np.save(folder / "other.npy", read("kmnist").images[:200].numpy())
+    (folder / "task.yaml").write_text(TASK)
+    return folder / "task.yaml"
+
+
+class Nursery:
+    """Runs commands in children of one helper process, and kills them."""
+
+    def __init__(self, folder):
+        script = folder / "nursery.py"
+        script.write_text(NURSERY)
+        settings = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=settings
+        )
+        self.log = folder / "log"
+
+    def run(self, *words, kill_after=None):
+        """Run a command; return its exit code (-9: killed) and the seconds it took."""
+        self.process.stdin.write(json.dumps([[str(word) for word in words], str(self.log)]) + "\n")
+        self.process.stdin.flush()
+        child = int(self.process.stdout.readline())
+        began = time.perf_counter()
+        if kill_after is not None:
+            time.sleep(kill_after)
+            os.kill(child, signal.SIGKILL)  # a child that has ended is there until it is waited for
+        return int(self.process.stdout.readline()), time.perf_counter() - began
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory):
+    made = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield made
+    made.process.stdin.close()
+    made.process.stdout.close()
+    made.process.wait(30)
+
+
+def numbers(folder):
+    """Return what must not depend on kills: metrics, history without seconds, the weights' bytes, calibration."""
+    record = json.loads((folder / "record.json").read_text())
+    history = [{k: v for k, v in entry.items() if k != "seconds"} for entry in record["history"]]
+    (weights,) = (folder / "model").glob("weights-*.safetensors")
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    return {
+        "history": history,
+        "weights": digest,
+        **{name: record[name] for name in ("metrics", "best_epoch", "stopped", "calibration", "settings", "training")},
+    }
+
+
+def check_files(folder):
+    """Whatever has its final name is complete, at any moment; return whether there is a checkpoint, and its state."""
+    if (folder / "run.json").exists():
+        json.loads((folder / "run.json").read_text())
+    if (folder / "record.json").exists():
+        json.loads((folder / "record.json").read_text())
+        load(folder / "model")
+    if (folder / "model" / "model.json").exists():
+        load(folder / "model")
+    found = checkpoint.read(folder / "checkpoint")  # raises if it is cut short or its checksum differs
+    return None if found is None else found[1]
+
+
+@pytest.mark.slow
+def test_twenty_kills(task, nursery, tmp_path):
+    words = ["train", task, "--method", "stfseb", "--device", "cpu", "--quiet"]
+    code, _ = nursery.run(*words, "--out", tmp_path / "first")  # the first fills the disk's caches
+    code, whole = nursery.run(*words, "--out", tmp_path / "undisturbed")
+    assert code == 0, nursery.log.read_text()
+    (folder,) = (tmp_path / "undisturbed").iterdir()
+    expected = numbers(folder)
+    assert expected["history"][-1]["validation_accuracy"] > 0.5
+    moments = random.Random(20261115)
+    seen = {"nothing yet": 0, "at an epoch": 0, "in an epoch": 0, "trained": 0, "complete": 0}
+    leftovers = 0
+    for number in range(KILLS):
+        often = [] if number % 2 else ["--checkpoint-minutes", 0.1 / 60]
+        out = tmp_path / f"run{number}"
+        start = [*words, "--out", out, *often]
+        kills = 2 if number % 5 == 4 else 1
+        at = moments.uniform(0, whole)
+        for _ in range(kills):
+            found = list(out.iterdir()) if out.exists() else []
+            known = bool(found) and (found[0] / "run.json").exists()
+            again = ["train", "--resume", found[0], "--quiet", *often] if known else start
+            code, _ = nursery.run(*again, kill_after=at)
+            assert code in (-9, 0), nursery.log.read_text()
+            for one in out.iterdir() if out.exists() else ():
+                state = check_files(one)
+                leftovers += sum(1 for _ in one.rglob(".*.part"))
+                key = "nothing yet"
+                if (one / "record.json").exists():
+                    key = "complete"
+                elif state is not None:
+                    place = "in an epoch" if state["steps"] else "at an epoch"
+                    key = "trained" if state["result"]["stopped"] else place
+                seen[key] += 1
+            at = moments.uniform(0, whole / 2)
+        found = [one for one in out.iterdir() if (one / "run.json").exists()] if out.exists() else []
+        again = ["train", "--resume", found[-1], "--quiet"] if found else start
+        code, _ = nursery.run(*again)
+        assert code == 0, nursery.log.read_text()
+        (folder,) = [one for one in out.iterdir() if (one / "record.json").exists()]
+        assert numbers(folder) == expected, f"run {number} ends otherwise"
+        assert sorted(p.name for p in folder.iterdir()) == ["model", "record.json", "run.json"]
+        assert not list(folder.rglob(".*.part"))
+    print(f"undisturbed {whole:.1f} s; killed when the folder had: {seen}; {leftovers} unfinished files, none read")
+    assert seen["in an epoch"] >= 3
+    assert seen["at an epoch"] >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_command_says_how_to_go_on(signum, code, task, tmp_path):
+    """Asked to stop, the command ends with the shell's code and one line, which holds the command that goes on."""
+    command = [sys.executable, "-m", "stfseb.cli", "train", task, "--method", "map", "--out", tmp_path, "--quiet"]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=settings)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(tmp_path.glob("*/checkpoint")):
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    (folder,) = [Path(p) for p in tmp_path.iterdir()]
+    (line,) = said.strip().splitlines()
+    assert line.startswith(f"stfseb: stopped by {'SIGTERM' if code == 143 else 'Ctrl-C'} ")
+    assert line.endswith(f"to go on: stfseb train --resume {folder}")
+    done = subprocess.run(
+        [sys.executable, "-m", "stfseb.cli", *line.rpartition("stfseb ")[2].split()],
+        capture_output=True,
+        text=True,
+        env=settings,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "resumed" in done.stderr
+    assert (folder / "record.json").exists()
+    for words, match in ((["--epochs", "3"], "--epochs cannot"), (["mini"], "TASK cannot")):
+        wrong = subprocess.run(
+            [sys.executable, "-m", "stfseb.cli", "train", *words, "--resume", str(folder)],
+            capture_output=True,
+            text=True,
+            env=settings,
+            check=False,
+        )
+        assert wrong.returncode == 2
+        assert match in wrong.stderr
