@@ -20,7 +20,7 @@ from stfseb.methods.base import Method
 from stfseb.methods.calibrated import PROBABILITIES, mapped, tempered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -85,8 +85,8 @@ def assess(
         if value is not None and value < 1:
             raise StfsebError(f"{what} = {value} must be at least 1")
     sets = dict(ood or {})
-    _check_names(sets)
-    size = batch_size or _batch_size(method)
+    check_names(sets)
+    size = batch_size or batch_size_of(method)
     if isinstance(method, Method) and not isinstance(method.likelihood, Classification):
         found = evaluate_targets(method, test, sets, samples=samples, seed=seed, batch_size=size)
         return Evaluation(metrics=found, summary={})
@@ -95,14 +95,15 @@ def assess(
     for name, images in sets.items():
         unfamiliar[name], _ = _predict(method, images, f"ood '{name}'", size, samples, seed, shape=familiar.image_shape)
     return Evaluation(
-        metrics=_metrics(familiar, labels, unfamiliar, bins),
+        metrics=metrics_of(familiar, labels, unfamiliar, bins),
         summary=summarise(familiar, labels, unfamiliar, bins=bins) if summary else {},
     )
 
 
-def _metrics(
+def metrics_of(
     test: Predictions, labels: NDArray[np.int64], unfamiliar: Mapping[str, Predictions], bins: int
 ) -> dict[str, float]:
+    """Return every metric of one set of predictions; see `evaluate`."""
     probs = np.exp(test.log_probs)
     found = {
         "acc": metrics.accuracy(probs, labels),
@@ -120,7 +121,6 @@ def _metrics(
     return found
 
 
-@torch.no_grad()
 def _predict(
     method: SamplesLogits,
     split: Split,
@@ -132,12 +132,33 @@ def _predict(
     labels: bool = False,
     shape: tuple[int, ...] = (),
 ) -> tuple[Predictions, NDArray[np.int64]]:
+    (found,), targets = predict_groups(
+        method, split, name, batch_size, samples, seed, [slice(None)], labels=labels, shape=shape
+    )
+    return found, targets
+
+
+@torch.no_grad()
+def predict_groups(
+    method: SamplesLogits,
+    split: Split,
+    name: str,
+    batch_size: int,
+    samples: int | None,
+    seed: int | None,
+    groups: Sequence[slice],
+    *,
+    labels: bool = False,
+    shape: tuple[int, ...] = (),
+) -> tuple[list[Predictions], NDArray[np.int64]]:
+    """Make one pass over a split and return the predictions of each group of its samples, and the labels."""
     classes = getattr(method, "classes", None)
     likelihood = getattr(method, "likelihood", None) or Categorical()
     calibration = getattr(method, "calibration", {})
-    log_probs, targets = [], []
-    scores: dict[str, list[metrics.Array]] = {score: [] for score in unfamiliarity.SCORES}
-    drawn = 0
+    targets = []
+    log_probs: list[list[metrics.Array]] = [[] for _ in groups]
+    scores: list[dict[str, list[metrics.Array]]] = [{score: [] for score in unfamiliarity.SCORES} for _ in groups]
+    drawn = [0 for _ in groups]
     for x, y in chunks(split, name, batch_size, labels=labels, classes=classes):
         if shape and tuple(x.shape[1:]) != shape:
             raise StfsebError(f"{name}: image shape {tuple(x.shape[1:])}, but the test images are {shape}")
@@ -154,19 +175,23 @@ def _predict(
             )
         if y is not None and int(y.max()) >= values.shape[2]:
             raise StfsebError(f"{name}: label {int(y.max())} is outside the {values.shape[2]} classes")
-        sampled = values.numpy()
-        drawn = len(sampled)
-        log_probs.append(_calibrated(calibration, metrics.log_mean_probs(sampled)))
-        for score, function in unfamiliarity.SCORES.items():
-            scores[score].append(function(sampled))
+        for index, group in enumerate(groups):
+            sampled = values[group].numpy()
+            drawn[index] = len(sampled)
+            log_probs[index].append(_calibrated(calibration, metrics.log_mean_probs(sampled)))
+            for score, function in unfamiliarity.SCORES.items():
+                scores[index][score].append(function(sampled))
         if y is not None:
             targets.append(y.numpy())
-    predictions = Predictions(
-        log_probs=np.concatenate(log_probs),
-        scores={score: np.concatenate(parts) for score, parts in scores.items()},
-        samples=drawn,
-        image_shape=shape,
-    )
+    predictions = [
+        Predictions(
+            log_probs=np.concatenate(log_probs[index]),
+            scores={score: np.concatenate(parts) for score, parts in scores[index].items()},
+            samples=drawn[index],
+            image_shape=shape,
+        )
+        for index in range(len(groups))
+    ]
     return predictions, np.concatenate(targets) if targets else np.empty(0, np.int64)
 
 
@@ -176,14 +201,15 @@ def _calibrated(calibration: dict[str, Any], log_probs: metrics.Array) -> metric
     return mapped(calibration, torch.from_numpy(log_probs).exp()).log().numpy()
 
 
-def _batch_size(method: SamplesLogits) -> int:
+def batch_size_of(method: SamplesLogits) -> int:
     """Choose chunks that fit a CPU's memory S-fold, larger ones on an accelerator."""
     parameters = method.parameters() if isinstance(method, torch.nn.Module) else iter(())
     first = next(parameters, None)
     return CPU_BATCH if first is None or first.device.type == "cpu" else DEVICE_BATCH
 
 
-def _check_names(names: Mapping[str, Any]) -> None:
+def check_names(names: Mapping[str, Any]) -> None:
+    """Raise for a name of an OOD set that would be read as a score."""
     for name in names:
         if not name or name.rpartition("/")[2] in unfamiliarity.SCORES:
             raise StfsebError(f"ood set name '{name}' would be read as a score in 'auroc/{name}'; rename it")
