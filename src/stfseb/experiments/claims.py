@@ -113,6 +113,7 @@ def tidy(folder: Path) -> None:
     if (folder / NAME).exists():
         held = claim(folder)
         if held is not None:
+            (folder / "checkpoint").unlink(missing_ok=True)
             held.release()
 
 

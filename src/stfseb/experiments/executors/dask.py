@@ -12,6 +12,7 @@ from stfseb.experiments import claims
 from stfseb.experiments.executors.dask_task import do_runs
 from stfseb.experiments.executors.failures import FAILURE, describe, forget_failure, write_failure
 from stfseb.experiments.executors.local import request
+from stfseb.experiments.executors.log import note
 from stfseb.experiments.executors.view import View
 from stfseb.experiments.executors.work import Report, known
 from stfseb.experiments.jobs import RECORD
@@ -177,6 +178,7 @@ class _Driver:
 
     def _submit(self, jobs: Sequence[Planned]) -> None:
         for entry in jobs:
+            note(entry.results, "started", entry.name, executor="dask")
             self.ledger.note(Report(entry.name, "started"))
         again = max(self.ledger.deaths.get(entry.name, 0) for entry in jobs)
         what = {
@@ -184,6 +186,7 @@ class _Driver:
                 **request(jobs, self.ledger, self.device, self.data_folder, self.width, 0),
                 "forgiven": {entry.name: 1 << 30 for entry in jobs},  # that is the driver's to judge
             },
+            "place": _digest(str(jobs[0].results.resolve())),
             "folders": {entry.name: entry.folder.relative_to(entry.results).as_posix() for entry in jobs},
             "files": {entry.name: _files(entry.folder) for entry in jobs if entry.recorded},
             "threads": 0,
@@ -249,6 +252,7 @@ class _Driver:
         else:
             forget_failure(entry.folder)
             found["state"] = "done"
+        note(entry.results, found["state"], entry.name, executor="dask")
         self._note(Report(entry.name, **found))
 
     def _note(self, report: Report) -> None:
@@ -259,7 +263,11 @@ class _Driver:
 def _key(jobs: Sequence[Planned], again: int) -> str:
     """Return a task's key: the same for the same runs, so that a driver started anew finds those under way."""
     text = "|".join([str(jobs[0].results.resolve()), str(again), *jobs[0].parts, *(entry.name for entry in jobs)])
-    return f"stfseb-{jobs[0].name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"stfseb-{jobs[0].name}-{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _files(folder: Path) -> dict[str, bytes]:

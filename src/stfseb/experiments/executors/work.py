@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.experiments import claims
 from stfseb.experiments.executors.failures import describe, forget_failure, in_a_line, read_failure, write_failure
+from stfseb.experiments.executors.log import note
 from stfseb.experiments.jobs import perform, perform_together
+from stfseb.experiments.run import CHECKPOINT
 from stfseb.files import write_json
 from stfseb.training.interrupts import Interrupted
 
@@ -51,10 +53,15 @@ class Workplace:
     cpu_seconds: float = 0.0  # spent in the runs themselves
     _images: dict[tuple[str, str | None], TaskData] = field(default_factory=dict)
 
+    @property
+    def together(self) -> bool:
+        """Whether runs share the device; elsewhere a population would only follow one another."""
+        return self.device.startswith("cuda")
+
     def do(self, jobs: Sequence[Planned]) -> Iterator[Report]:
         """Do the jobs and report on each; those that can share a card must be of one group."""
         alone = list(jobs)
-        if self.device.startswith("cuda") and len(alone) > 1:
+        if self.together and len(alone) > 1:
             finished = set()
             for report in self._together(alone):
                 finished.add(report.name) if report.state != "started" else None
@@ -73,6 +80,7 @@ class Workplace:
             if before is not None:
                 yield before
                 return
+            note(entry.results, "started", entry.name)
             yield Report(entry.name, "started")
             began, stage = time.perf_counter(), "data"
             try:
@@ -88,8 +96,7 @@ class Workplace:
             except Exception as error:  # whatever it is, the other runs go on
                 yield self._failed(entry, describe(error, stage), began)
                 return
-            forget_failure(entry.folder)
-            yield Report(entry.name, "done", seconds=time.perf_counter() - began)
+            yield self._done(entry, time.perf_counter() - began)
 
     def _together(self, jobs: Sequence[Planned]) -> Iterator[Report]:
         """Train jobs of one group as a population; an error outside a single run ends it early."""
@@ -109,6 +116,7 @@ class Workplace:
                     continue
                 held.enter_context(claim)
                 mine[entry.name] = entry
+                note(entry.results, "started", entry.name)
                 yield Report(entry.name, "started")
             if not mine:
                 return
@@ -135,16 +143,21 @@ class Workplace:
                     elif entry.name in broken:
                         yield self._failed(entry, broken[entry.name], began)
                     else:
-                        forget_failure(entry.folder)
-                        yield Report(entry.name, "done", seconds=float(found[1]["seconds"]))
+                        yield self._done(entry, float(found[1]["seconds"]))
             except Exception:
                 pass
+
+    def _done(self, entry: Planned, seconds: float) -> Report:
+        forget_failure(entry.folder)
+        note(entry.results, "done", entry.name, seconds=round(seconds, 3))
+        return Report(entry.name, "done", seconds=seconds)
 
     def _failed(self, entry: Planned, described: dict[str, Any], began: float) -> Report:
         try:
             line = write_failure(entry.folder, described)
         except Exception as error:  # a full disk: say it, and go on
             line = f"{described['error']} (and the failure could not be written: {in_a_line(error)})"
+        note(entry.results, "failed", entry.name, error=line)
         return Report(entry.name, "failed", line, time.perf_counter() - began)
 
     def _data(self, job: Job) -> TaskData:
@@ -187,8 +200,12 @@ def known(entry: Planned, forgiven: Mapping[str, int]) -> Report | None:
     if entry.complete:
         return Report(entry.name, "skipped")
     failure = read_failure(entry.folder)
-    if failure is not None and int(failure.get("attempt", 1)) > forgiven.get(entry.name, 0):
+    if failure is None:
+        return None
+    if int(failure.get("attempt", 1)) > forgiven.get(entry.name, 0):
         return Report(entry.name, "failed", str(failure["error"]))
+    if str(failure["error"]).startswith(CHECKPOINT):  # it cannot be used, and retrying is starting over
+        (entry.folder / CHECKPOINT).unlink(missing_ok=True)
     return None
 
 

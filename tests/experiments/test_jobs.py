@@ -1,0 +1,80 @@
+"""A run as plain data: the same run has the same name everywhere, another run another."""
+
+import json
+
+import pytest
+
+from stfseb.errors import StfsebError
+from stfseb.experiments.jobs import Job, make_job, perform, perform_together
+
+
+def test_a_job_holds_the_preset_and_what_is_laid_over_it(tiny):
+    job = make_job(tiny, "ST-FS-EB", 3, settings={"tau2": 7.0}, training={"epochs": 2})
+    assert (job.method, job.seed, job.settings["tau2"]) == ("stfseb", 3, 7.0)
+    assert job.training["epochs"] == 2
+    assert job.training["batch_size"] == 32
+
+
+def test_names_tell_runs_apart_and_do_not_depend_on_where_the_task_lies(tiny, tmp_path):
+    jobs = [
+        make_job(tiny, "map", 0),
+        make_job(tiny, "map", 1),
+        make_job(tiny, "map", 0, settings={"sigma": 2.0}),
+        make_job(tiny, "map", 0, training={"epochs": 2}),
+        make_job(tiny, "map", 0, context="train"),
+        make_job("mini", "map", 0),
+    ]
+    assert len({job.name for job in jobs}) == len(jobs)
+    copied = Job(**json.loads(json.dumps(jobs[0].__dict__)))
+    assert copied.name == jobs[0].name
+    assert copied.folder(tmp_path) == tmp_path / "runs" / "tiny" / copied.name
+
+
+def test_unknown_names_are_refused(tiny):
+    with pytest.raises(StfsebError, match="unknown task"):
+        make_job("no-such-task", "map")
+    with pytest.raises(StfsebError, match="unknown method"):
+        make_job(tiny, "no-such-method")
+
+
+def test_a_run_alone_and_in_a_population_gives_the_same_numbers(tiny, tmp_path):
+    jobs = [make_job(tiny, "mcdropout", seed, training={"epochs": 3}) for seed in (0, 1)]
+    data = jobs[0].load()
+    seen = []
+    alone = [
+        perform(job, tmp_path / "alone", data, device="cpu", after=lambda j, m: seen.append(m.key)) for job in jobs
+    ]
+    done = perform_together(jobs, tmp_path / "together", data, device="cpu", after=lambda j, m: seen.append(j.seed))
+    together = {job.seed: record for job, record in done}
+    assert seen == ["mcdropout", "mcdropout", 0, 1]
+    for record in alone:
+        other = together[record["seed"]]
+        assert record["metrics"] == other["metrics"]
+        assert record["job"] == other["job"]
+    assert alone[0]["metrics"] != alone[1]["metrics"]
+    for job in jobs:
+        assert job.done(tmp_path / "alone")
+        assert job.record(tmp_path / "together")["job"] == job.identity
+        assert not (job.folder(tmp_path / "together") / "checkpoint").exists()
+
+
+def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypatch):
+    from stfseb.training.loop import Training
+
+    job = make_job(tiny, "mcdropout", 0, training={"epochs": 6})
+    data = job.load()
+    whole = perform(job, tmp_path / "whole", data, device="cpu")
+    real = Training.begin
+
+    def begin(self, number, *more):
+        if number == 4:
+            raise RuntimeError("power cut")
+        return real(self, number, *more)
+
+    monkeypatch.setattr(Training, "begin", begin)
+    with pytest.raises(RuntimeError, match="power cut"):
+        perform(job, tmp_path / "broken", data, device="cpu")
+    assert not job.done(tmp_path / "broken")
+    monkeypatch.setattr(Training, "begin", real)
+    resumed = perform(job, tmp_path / "broken", data, device="cpu")
+    assert resumed["metrics"] == whole["metrics"]
