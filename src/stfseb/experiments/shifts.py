@@ -61,7 +61,8 @@ def _corruption(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
     labels = _labels(data.test)
     clean = _log_probs(method, data.test.images, samples)
     familiar = ood.msp(clean[None])
-    sets, notes = {}, {}
+    sets: dict[str, dict[str, float]] = {}
+    notes: dict[str, None] = {}
     for (kind, severity), images in data.corrupted().items():
         found = _log_probs(method, images.images, samples)
         quality = _quality(found, labels)

@@ -40,27 +40,30 @@ def _arranged(task: str, records: Sequence[Record]) -> Arranged:
     if not jobs:
         return Arranged(list(records), [], {})
     known = load_task(task) if task in task_names() else None
-    usual = {}
+    presets = {} if known is None else {plain(k): v for k, v in known.presets.items()}
+    usual: dict[str, dict[str, Any]] = {}  # the settings of a method's main runs: the preset's, else the most frequent
     for method in dict.fromkeys(r["method"] for r in jobs):
         own = [r["job"]["settings"] for r in jobs if r["method"] == method]
-        preset = None if known is None else known.presets.get(plain(method), {})
-        usual[method] = preset if preset in own else _most(own)
+        preset = presets.get(plain(method), {})
+        usual[method] = preset if known is not None and preset in own else _most(own)
     regular = [r for r in jobs if r["job"]["settings"] == usual[r["method"]]]
     contexts = [r["job"].get("context") for r in regular]
     context = None if None in contexts else _most(contexts)
-    training = _most([r["job"]["training"] for r in regular if r["job"].get("context") == context])
+    training: dict[str, Any] = _most([r["job"]["training"] for r in regular if r["job"].get("context") == context])
     base = {"settings": usual, "training": training, "context": context}
-    main, others = [], []
+    main: list[Record] = []
+    others: list[Record] = []
     for record in records:
+        method = record["method"]
         words = _differences(record, base) if record.get("job") else []
-        if not words:
-            preset = None if known is None else known.presets.get(plain(record["method"]), {})
-            shown = record.get("job") and preset is not None and usual[record["method"]] != preset
-            main.append(_named(record, _changes(preset or {}, usual[record["method"]])) if shown else record)
-        else:
+        if words:
             others.append(_named(record, words))
-    own = {} if known is None else {k: v for k, v in training.items() if known.training.get(k) != v}
-    return Arranged(main, others, own, context)
+        elif record.get("job") and known is not None:
+            main.append(_named(record, _changes(presets.get(plain(method), {}), usual[method])))
+        else:
+            main.append(record)
+    changed = {} if known is None else {k: v for k, v in training.items() if known.training.get(k) != v}
+    return Arranged(main, others, changed, context)
 
 
 def _differences(record: Record, base: Mapping[str, Any]) -> list[str]:
@@ -78,6 +81,9 @@ def _changes(base: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def _named(record: Record, words: Sequence[str]) -> Record:
+    """Return the record with what differs in its label."""
+    if not words:
+        return record
     return {**record, "label": f"{record.get('label') or record['method']}, {', '.join(words)}"}
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from stfseb.evaluation.paired import paired
 from stfseb.experiments.paper.plan import task_label
 from stfseb.report.grid import Cell, Grid
+from stfseb.report.paper import signed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stfseb.evaluation.paired import Difference
     from stfseb.experiments.paper import Plan, Quantity, Variant
     from stfseb.report.paper import Found
 
@@ -67,13 +67,6 @@ def _cell(plan: Plan, found: Found, task: str, other: Variant, quantity: Quantit
     better = result.mean > 0 if quantity.higher else result.mean < 0
     rank = 0 if not result.significant else 1 if better else 2
     ids = tuple(side[seed] for seed in result.seeds for side in runs)
-    return Cell(_text(result, quantity.digits), result.mean, seeds=result.seeds, runs=ids, rank=rank,
-                below=_interval(result, quantity.digits))  # fmt: skip
-
-
-def _text(result: Difference, digits: int) -> str:
-    return f"{result.mean:+.{digits}f}".replace("-", "−")
-
-
-def _interval(result: Difference, digits: int) -> str:
-    return f"[{result.low:+.{digits}f}, {result.high:+.{digits}f}], {len(result.seeds)} seeds".replace("-", "−")
+    low, high = signed(result.low or 0.0, quantity.digits), signed(result.high or 0.0, quantity.digits)
+    below = (f"{low} to {high}", f"{len(result.seeds)} seeds")
+    return Cell(signed(result.mean, quantity.digits), result.mean, seeds=result.seeds, runs=ids, rank=rank, below=below)

@@ -24,7 +24,7 @@ class Cell:
     collapsed: tuple[int, ...] = ()
     runs: tuple[str, ...] = ()
     rank: int = 0
-    below: str = ""  # the second line: how many seeds, the median of collapsed ones, the paper's figure
+    below: tuple[str, ...] = ()  # smaller lines: how many seeds, the median of collapsed ones, the paper's figure
     paper: tuple[float, float | None] | None = None
     paper_deviations: float | None = None  # ours minus the paper's, in the paper's standard deviations
 
@@ -75,7 +75,9 @@ class Grid:
         lines.append("|" + ":--|" * len(self.stubs) + "--:|" * len(self.columns))
         for stub, row in zip(self.rows, self.cells, strict=True):
             cells = [
-                marks[c.rank].format(c.text) + (f"<br><small>{escape_markdown(c.below)}</small>" if c.below else "")
+                "<br>".join(
+                    [marks[c.rank].format(c.text), *(f"<small>{escape_markdown(line)}</small>" for line in c.below)]
+                )
                 for c in row
             ]
             lines.append("| " + " | ".join([*map(escape_markdown, stub), *cells]) + " |")
@@ -91,8 +93,9 @@ class Grid:
         for stub, row in zip(self.rows, self.cells, strict=True):
             cells = [marks[c.rank].format(escape_latex(c.text)) for c in row]
             lines.append("    " + " & ".join([*map(escape_latex, stub), *cells]) + " \\\\")
-            if any(c.below for c in row):
-                small = [f"{{\\scriptsize {escape_latex(c.below)}}}" if c.below else "" for c in row]
+            for place in range(max(len(c.below) for c in row)):
+                lower = [c.below[place] if place < len(c.below) else "" for c in row]
+                small = [f"{{\\scriptsize {escape_latex(line)}}}" if line else "" for line in lower]
                 lines.append("    " + " & ".join([*[""] * len(stub), *small]) + " \\\\")
         lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
         return "\n".join(lines) + "\n"
@@ -108,7 +111,7 @@ class Grid:
         rows = []
         for stub, row in zip(self.rows, self.cells, strict=True):
             first, *rest = (html.escape(word) for word in stub)
-            names = f'<th scope="row">{first}</th>' + "".join(f"<td>{word}</td>" for word in rest)
+            names = f'<th scope="row">{first}</th>' + "".join(f'<td class="stub">{word}</td>' for word in rest)
             cells = "".join(self._html_cell(c, column) for c, column in zip(row, self.columns, strict=True))
             own = ' class="ours"' if stub[0] == self.own else ""
             rows.append(f"<tr{own}>{names}{cells}</tr>")
@@ -122,7 +125,7 @@ class Grid:
         value = "" if cell.value is None else repr(cell.value)
         runs = f' title="{html.escape("runs: " + ", ".join(cell.runs))}"' if cell.runs else ""
         kind = "num" + (" ours" if column == self.own else "") + (" none" if cell.value is None else "")
-        below = f"<small>{html.escape(cell.below)}</small>" if cell.below else ""
+        below = "".join(f"<small>{html.escape(line)}</small>" for line in cell.below)
         text = marks[cell.rank].format(html.escape(cell.text))
         return f'<td class="{kind}" data-value="{value}"{runs}>{text}{below}</td>'
 
@@ -139,8 +142,8 @@ class Grid:
         for chunk in self._fit(width - stub_width):
             title = None if parts else Text(self.title, style="bold")
             table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
-            for stub in self.stubs:
-                table.add_column(Text(stub), no_wrap=True)
+            for word in self.stubs:
+                table.add_column(Text(word), no_wrap=True)
             for i in chunk:
                 table.add_column(
                     Text(self.columns[i], style="bold" if self.columns[i] == self.own else ""), justify="right"
@@ -149,9 +152,9 @@ class Grid:
                 cells = []
                 for i in chunk:
                     text = Text(row[i].text, style=styles[row[i].rank])
-                    cells.append(
-                        text.append(f"\n{row[i].below}", style="dim not bold not underline") if row[i].below else text
-                    )
+                    for line in row[i].below:
+                        text.append(f"\n{line}", style="dim not bold not underline")
+                    cells.append(text)
                 table.add_row(*(Text(word, style="bold" if stub[0] == self.own else "") for word in stub), *cells)
             parts.append(table)
         parts.extend(Text(note, style="dim") for note in self.notes)
@@ -161,7 +164,7 @@ class Grid:
         chunks: list[list[int]] = [[]]
         used = 0
         for i, column in enumerate(self.columns):
-            texts = [text for row in self.cells for text in (row[i].text, row[i].below)]
+            texts = [text for row in self.cells for text in (row[i].text, *row[i].below)]
             need = max([min(len(column), 16), *map(len, texts)]) + 2
             if used + need > width and chunks[-1]:
                 chunks.append([])

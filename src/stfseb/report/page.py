@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from stfseb.experiments.paper import Plan
+    from stfseb.report.grid import Grid
 
 Draw = Callable[..., "Figure | None"]
 MOST = 60  # rows of runs with other settings on the page
@@ -158,8 +159,9 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
     made = tables.tables(records)
     main, *more = made
     corrupted = shifts.corruption_grids(records)
-    files[Path("tables") / f"{slug}.md"] = "\n".join(t.to_markdown() for t in [*made, *corrupted]).encode()
-    files[Path("tables") / f"{slug}.tex"] = "\n".join(t.to_latex() for t in [*made, *corrupted]).encode()
+    both: list[tables.Table | Grid] = [*made, *corrupted]
+    files[Path("tables") / f"{slug}.md"] = "\n".join(t.to_markdown() for t in both).encode()
+    files[Path("tables") / f"{slug}.tex"] = "\n".join(t.to_latex() for t in both).encode()
     return {
         "slug": slug,
         "title": title_of(records),

@@ -78,18 +78,31 @@ def _down(plan: Plan, found: Found, task: str) -> Grid:
         nearest = ("Distance: root mean square of the deviations from the paper's row, in its standard deviations.",)
         nearest += (f"Nearest to the paper: {'; '.join(best)}.",) if best else ()
     cells = tuple(tuple(column[i] for column in columns) for i in range(len(variants)))
+    notes = (*_notes(plan, found, [c for row in cells for c in row], task), *nearest)
+    stubs = tuple((v.label,) for v in variants)
+    if nearest:  # the paper's row once, instead of under every one of ours
+        stubs, cells = (("the paper",), *stubs), (_paper_row(columns), *(tuple(map(_bare, row)) for row in cells))
     title = task_label(task)
     return Grid(
         f"{plan.what}-{task}",
         f"{plan.title}: {title}",
         ("Variant",),
         tuple(headings),
-        tuple((v.label,) for v in variants),
+        stubs,
         cells,
-        (*_notes(plan, found, [c for row in cells for c in row], task), *nearest),
+        notes,
         own=variants[0].label if variants else "",
         sortable=True,
     )
+
+
+def _paper_row(columns: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
+    words = [next((line for c in column for line in c.below if line.startswith("paper ")), "") for column in columns]
+    return tuple(Cell(word.removeprefix("paper ") or "–") for word in words)
+
+
+def _bare(cell: Cell) -> Cell:
+    return replace(cell, below=tuple(line for line in cell.below if not line.startswith("paper ")))
 
 
 def _distance(cells: Sequence[Cell]) -> Cell:
@@ -122,8 +135,7 @@ def _cell(plan: Plan, found: Found, task: str, variant: Variant, quantity: Quant
         below.append(f"median {median:.{quantity.digits}f}")
     if len(values) < len(plan.seeds):
         below.append(f"{len(values)} of {len(plan.seeds)} seeds")
-    if words := _words(paper, mean, quantity):
-        below.append(words)
+    below.extend(_words(paper, mean, quantity))
     return Cell(
         text + (" †" if collapsed else ""),
         mean,
@@ -132,7 +144,7 @@ def _cell(plan: Plan, found: Found, task: str, variant: Variant, quantity: Quant
         tuple(int(r.get("seed", 0)) for r, _ in pairs),
         collapsed,
         tuple(str(r["id"]) for r, _ in pairs),
-        below="; ".join(below),
+        below=tuple(below),
         paper=theirs,
         paper_deviations=None if paper is None else paper.deviations(mean),
     )
@@ -160,19 +172,20 @@ def _unread(task: str, quantity: Quantity) -> str:
     return "not measured" if measurable or not quantity.key.startswith("auroc/") else "no data"
 
 
-def _words(paper: Printed | None, ours: float | None, quantity: Quantity) -> str:
+def _words(paper: Printed | None, ours: float | None, quantity: Quantity) -> tuple[str, ...]:
+    """Return the paper's figure, and in a line of its own how far ours lies from it."""
     if paper is None:
-        return ""
+        return ()
     spread = "" if paper.std is None else f" ± {paper.std:.{_digits(quantity)}f}"
     words = f"paper {paper.mean:.{quantity.digits}f}{spread}{' ‡' if paper.note else ''}"
-    if ours is None:
-        return words
-    away = paper.deviations(ours)
-    return words if away is None else f"{words}, {_signed(away)} sd"
+    away = None if ours is None else paper.deviations(ours)
+    return (words,) if away is None else (words, f"{signed(away, 1)} sd")
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+def signed(value: float, digits: int) -> str:
+    """Return a number with its sign, a real minus, and no sign for what rounds to zero."""
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def _digits(quantity: Quantity) -> int:
@@ -194,14 +207,16 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
     """Say what the numbers are, which seeds collapsed, which data are subsets, and what is odd about the paper's."""
     tasks = plan.tasks if only is None else (only,)
     count = max((len(c.seeds) for c in cells), default=0)
-    lines = ["One seed: differences of the size of seed noise mean nothing."]
+    words = ["One seed: differences of the size of seed noise mean nothing."]
     if count > 1:
-        lines = [f"Mean ± sample standard deviation over {count} seeds."]
+        words = [f"Mean ± sample standard deviation over {count} seeds."]
+    if any(q.unit == "%" for task in tasks for q in plan.quantities[task]):
+        words.append("Accuracy and AUROC in percent.")
     if any(c.rank for c in cells):
-        lines.append("Best mean bold, second underlined.")
+        words.append("Best mean bold, second underlined; arrows point to the better direction.")
     if any(c.paper for c in cells):
-        lines.append("sd: how far ours lies above the paper's figure, in the paper's standard deviations.")
-    lines.extend(plan.notes)
+        words.append("sd: how far ours lies above the paper's figure, in the paper's standard deviations.")
+    lines = [" ".join(words), *plan.notes]
     for task in tasks:
         for variant in plan.variants:
             records = found.of(plan, task, variant)
@@ -212,15 +227,25 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
                     f"constant prediction (seed {', '.join(fallen)}); they count in the mean, the median is beside it."
                 )
     lines.extend(_about_data(plan, found, tasks))
+    if any(c.paper for c in cells):
+        lines.extend(_about_paper(plan, tasks))
+    return tuple(lines)
+
+
+def _about_paper(plan: Plan, tasks: Sequence[str]) -> list[str]:
+    """Say what is odd about the paper's figures that are shown."""
+    odd: dict[str, list[str]] = {}
     for task in tasks:
         for q in plan.quantities[task]:
             for variant in plan.variants:
                 paper = beside(plan, task, q, variant)
                 if paper is not None and paper.note:
-                    lines.append(f"‡ {task_label(task)}, {q.title}, {variant.label}: {paper.note}.")
-    if any(c.paper for c in cells):
-        lines.extend(f"The paper's table: {note}." for note in errata(plan.what.removesuffix("-retuned"), tuple(tasks)))
-    return tuple(lines)
+                    said, _, value = paper.note.partition("; without it ")
+                    where = f"‡ {task_label(task)}, {variant.label}" if value else f"‡ {task_label(task)}, {q.title}"
+                    odd.setdefault(f"{where}: {said}", []).extend([f"{q.title} {value}"] if value else [])
+    lines = [f"{said}{'; without it ' + ', '.join(values) if values else ''}." for said, values in odd.items()]
+    whole = errata(plan.what.removesuffix("-retuned"), tuple(tasks))
+    return [*lines, *(f"The paper's table: {note}." for note in whole)]
 
 
 def _about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
@@ -229,12 +254,17 @@ def _about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
     for task in tasks:
         records = [r for v in plan.variants for r in found.of(plan, task, v)]
         title = task_label(task)
+        shown = {q.key.removeprefix("auroc/").partition("/")[0] for q in plan.quantities[task]}
+        sets = load_task(task).ood
         for record in records:
             for note in record.get("notes") or []:
-                lines[f"{title}: {note}."] = None
+                name = str(note).partition(":")[0]
+                if name not in sets or name in shown:
+                    lines[f"{title}: {note}."] = None
             part: dict[str, Any] = (record.get("parts") or {}).get("corruption") or {}
-            for note in part.get("notes") or []:
-                lines[f"{title}, {part.get('suite')}: {note}."] = None
+            if part.get("suite") in shown:
+                for note in part.get("notes") or []:
+                    lines[f"{title}, {part['suite']}: {note}."] = None
         prints = {str(((r.get("data") or {}).get("test") or {}).get("fingerprint")) for r in records}
         if len(prints) > 1:
             lines[f"{title}: the runs were tested on {len(prints)} different versions of the test images."] = None

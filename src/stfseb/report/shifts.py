@@ -104,13 +104,13 @@ def corruption_grids(records: Sequence[Record]) -> list[Grid]:
         named = f", severity {severity}" if len(severities) > 1 else ""
         for key, heading, scale, digits, higher in (*_MEASURES, ("auroc", "AUROC, % ↑", 100.0, 2, True)):
             columns.append(heading[:-2] + named + heading[-2:])
-            found = [_mean(g, key, lambda k, s=severity: k.rpartition("/")[2] == s) for g in rows]  # type: ignore[misc]
+            found = [_mean(g, key, severity=severity) for g in rows]
             cells.append(
                 _marked([_cell(f, g, scale, digits) for f, g in zip(found, rows, strict=True)], digits, higher)
             )
     by_type = []
     for kind in kinds:
-        found = [_mean(g, "auroc", lambda k, t=kind: k.rpartition("/")[0] == t) for g in rows]  # type: ignore[misc]
+        found = [_mean(g, "auroc", kind=kind) for g in rows]
         by_type.append(tuple(_marked([_cell(f, g, 100.0, 2) for f, g in zip(found, rows, strict=True)], 2, True)))
     own = next((g.label for g in rows if g.ours), "")
     down = tuple(tuple(column[i] for column in cells) for i in range(len(rows)))
@@ -129,9 +129,16 @@ def _corrupted(group: Group) -> list[dict[str, Any]]:
     return [p for p in parts if p.get("sets")]
 
 
-def _mean(group: Group, key: str, wanted: Any) -> list[float]:
-    """Return each seed's mean over the sets that are wanted."""
-    return [statistics.fmean(v[key] for k, v in p["sets"].items() if wanted(k)) for p in _corrupted(group)]
+def _mean(group: Group, key: str, kind: str | None = None, severity: str | None = None) -> list[float]:
+    """Return each seed's mean over the sets of one type, or of one severity."""
+    wanted = (kind, severity)
+    means = []
+    for part in _corrupted(group):
+        named = [(name.rpartition("/")[::2], found) for name, found in part["sets"].items()]
+        means.append(
+            statistics.fmean(v[key] for n, v in named if all(w in (None, x) for w, x in zip(wanted, n, strict=True)))
+        )
+    return means
 
 
 def _cell(values: Sequence[float], group: Group, scale: float, digits: int) -> Cell:

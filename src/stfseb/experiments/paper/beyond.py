@@ -20,11 +20,10 @@ _LEARNT = (("dof",), ("tau",), ("sigma",), ("dof", "tau", "sigma"))
 
 def variants(task: Task) -> list[Variant]:
     """Return the rows of a task: changes to ST-FS-EB, then other methods."""
-    dof = task.presets.get("stfseb", {}).get("dof", 5.0)
     found = [
         Variant("preset", "ST-FS-EB", "stfseb"),
-        Variant("gaussian-weights", f"function dof {dof:g}, Gaussian weights", "stfseb", {"dof_weights": math.inf}),
-        Variant("gaussian-function", f"Gaussian function, weights dof {dof:g}", "stfseb", {"dof_function": math.inf}),
+        Variant("gaussian-weights", "t for the function, Gaussian weights", "stfseb", {"dof_weights": math.inf}),
+        Variant("gaussian-function", "Gaussian function, t for the weights", "stfseb", {"dof_function": math.inf}),
         Variant("curvature", "curvature-matched dof", "stfseb", {"parametrisation": "curvature"}),
     ]
     found += [

@@ -36,7 +36,7 @@ def plan(what: str, asked: Asked) -> Plan:
     if what == "table2":
         found = {name: quantities(*auroc_keys(task)) for name, task in loaded.items()}
         parts = {name: corruption_parts(task) for name, task in loaded.items()}
-        notes = ("AUROC of the maximum softmax probability; corruptions: mean over types of AUROCs, not pooled.",)
+        notes = ("AUROC of the maximum softmax probability; of corruptions the mean over types, at each severity.",)
     elif what == "efficiency":
         found = {name: quantities("seconds_per_epoch", "peak_memory_mb") for name in tasks}
         parts = dict.fromkeys(tasks, ())

@@ -19,6 +19,16 @@ _PLAIN = {  # title, unit, higher is better, scale, digits
     "seconds_per_epoch": ("An epoch", "s", False, 1.0, 2),
     "peak_memory_mb": ("Peak memory", "MB", False, 1.0, 0),
 }
+SET_NAMES = {
+    "mnist": "MNIST",
+    "fmnist": "FMNIST",
+    "notmnist": "notMNIST",
+    "svhn": "SVHN",
+    "bloodmnist": "BloodMNIST",
+    "organsmnist": "OrganSMNIST",
+    "mnist-c": "MNIST-C",
+    "cifar10-c": "CIFAR-10-C",
+}
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,9 @@ class Quantity:
 
     @property
     def heading(self) -> str:
-        """The title with its unit and an arrow towards the better."""
-        return f"{self.title}{', ' + self.unit if self.unit else ''} {'↑' if self.higher else '↓'}"
+        """The title, its unit unless that is percent, and an arrow towards the better."""
+        unit = f", {self.unit}" if self.unit not in ("", "%") else ""
+        return f"{self.title}{unit} {'↑' if self.higher else '↓'}"
 
     def read(self, record: Mapping[str, Any]) -> float | None:
         """Return the number in its printed unit, None where the run does not have it."""
@@ -49,7 +60,8 @@ def quantity(key: str) -> Quantity:
     """Return the quantity of a key."""
     if key.startswith("auroc/"):
         name, _, severity = key.removeprefix("auroc/").partition("/")
-        return Quantity(key, f"AUROC {name}{f', severity {severity}' if severity else ''}", "%", True, 100.0, 2)
+        shown = SET_NAMES.get(name, name)
+        return Quantity(key, f"AUROC {shown}{f' {severity}' if severity else ''}", "%", True, 100.0, 2)
     return Quantity(key, *_PLAIN[key])
 
 
