@@ -29,13 +29,11 @@ class GaussianDivergence:
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return the sum over the leading index of means (n, N) and covariances (n, N, N)."""
         place = self.factor.device
-        factor = self._cholesky(covariance.to(place), "the linearised network's covariance")
-        whitened = torch.linalg.solve_triangular(self.factor, mean.to(place).mT, upper=False).square().sum()
-        # tr(R2^-1 R1) as a sum of squares: it cannot turn negative.
-        trace = torch.linalg.solve_triangular(self.factor, factor, upper=False).square().sum()
-        log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
-        result: Tensor = (whitened + trace - log_det + len(mean) * (self.log_det - self.size)) / 2
-        return result
+        inverse = _inverse(self.factor)
+        loose = covariance.to(place)
+        factor = self._cholesky(loose.detach(), "the linearised network's covariance")
+        result: Tensor = _Divergence.apply(mean.to(place), loose, self.nugget, inverse, factor)  # type: ignore[no-untyped-call]
+        return result + len(mean) * (self.log_det - self.size) / 2
 
     def _cholesky(self, covariance: Tensor, what: str) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(covariance + self.nugget * self.eye)
@@ -43,6 +41,35 @@ class GaussianDivergence:
             raise StfsebError(f"{what} is not positive definite with gamma={float(self.gamma):g}: use a larger gamma")
         # Elsewhere a failure shows as NaN in the loss, without waiting for the device.
         return torch.where((info == 0)[..., None, None], factor, math.nan)
+
+
+class _Divergence(torch.autograd.Function):
+    """1/2 sum [ m' P m + tr(P R) - log det R ], R = S + e I, with its gradient P m, (P - R^{-1}) / 2 written out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, covariance: Tensor, nugget: Tensor, precision: Tensor, factor: Tensor
+    ) -> Tensor:
+        """Return the sum, given the prior's inverse and R's Cholesky factor."""
+        pulled = mean @ precision
+        ctx.save_for_backward(pulled, (precision - _inverse(factor)) / 2)
+        trace = (precision * covariance).sum() + len(mean) * nugget * precision.diagonal().sum()
+        log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
+        return ((pulled * mean).sum() + trace - log_det) / 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> Any:
+        """Scale the two gradients."""
+        pulled, slope = ctx.saved_tensors
+        return outer * pulled, outer * slope, None, None, None
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    """Return (L L')^{-1}."""
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor)
+    half: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return half.mT @ half
 
 
 class _Known(torch.autograd.Function):

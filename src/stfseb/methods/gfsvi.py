@@ -9,8 +9,9 @@ and covariance J_l diag(s^2) J_l', and the prior GP(0, k), class by class. The l
 divergence only: the data term samples the network itself. There is no weight prior. The kernel is fitted to
 the training labels before training (`prepare`; see `kernel_fit`).
 
-Each D_l is differentiated as soon as it is known, so that one class's Jacobian is held at a time at most, and
-none while the data term runs.
+Where the Jacobians of all classes do not fit into a budget, or the network is no chain of plain layers, D_l is
+differentiated for a few classes at a time as soon as it is known, and none of their Jacobians is held while the data
+term runs.
 
 Cinquin and Bamler, Regularized KL-divergence for well-defined function-space variational inference in
 Bayesian neural networks, 2024, https://arxiv.org/abs/2406.04317
@@ -28,6 +29,7 @@ from torch.func import functional_call, jvp
 from stfseb.errors import StfsebError, unknown
 from stfseb.likelihoods import Categorical
 from stfseb.methods.base import Settings, Terms, check_count, check_positive
+from stfseb.methods.chain_linearisation import ChainLinearisation, chain_linearisation
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.divergence import GaussianDivergence, with_gradients
 from stfseb.methods.function_term import check_functional_scale, function_weight
@@ -37,16 +39,16 @@ from stfseb.methods.linearisation import Linearisation
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
 from stfseb.methods.memory import available_bytes
 from stfseb.networks.dropout import NoDropout
-from stfseb.networks.precision import running
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from stfseb.likelihoods import Likelihood
 
 LINEARISATIONS = ("full", "last_layer", "subset")
 PREDICTIONS = ("network", "linearised")
-_CLASSES_BUDGET = 2**30  # bytes: as many classes at once as this holds, at least one
+_CLASSES_BUDGET = 1900 * 2**20  # bytes: as many classes at once as this holds, at least one
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class GFSVI(MeanFieldMethod):
         self.cache = cache
         if context is not None or settings.functional_scale != 0:
             self.context = Context(net, context, num_context, extractor=None)
-        self._linearisation: Linearisation | None = None
+        self._linearisation: Linearisation | ChainLinearisation | None = None
 
     @classmethod
     def restore(cls, net: nn.Module, settings: GFSVISettings, likelihood: Likelihood) -> GFSVI:
@@ -214,46 +216,57 @@ class GFSVI(MeanFieldMethod):
         return self.settings.functional_scale != 0 and self.settings.kl_scale != 0
 
     def divergence(self, draw: Draw) -> Tensor:
-        """Return sum_l D_l at the context points of a draw, with its gradient already attached.
+        """Return sum_l D_l at the context points of a draw.
 
         Never in bf16: log det sees what rounding does to J. Where a step runs in bf16 or TF32 on CUDA, J is
         computed in TF32, whose rounding (relative 5e-4) moves eigenvalues of J J' by less than a millionth of
         the largest, the size of the regularisation; in float32 it is exact single precision. The products of
         Jacobians, and all that follows, are float64.
         """
-        place = draw.images.device
-        reduced = place.type == "cuda" and torch.is_autocast_enabled("cuda")
-        with running("tf32", place) if reduced else torch.autocast(place.type, enabled=False):
-            return self._divergence(draw)
+        with torch.autocast(draw.images.device.type, enabled=False):
+            linearised = self._linearised(draw.images)
+            reference = GaussianDivergence(self.prior.covariance(draw.images), self.hyper("gamma"))
+            classes, factor = self._classes(linearised.outputs, draw)
+            together = len(classes)
+            if not linearised.last_layer:
+                once, each = linearised.bytes_needed(len(draw.images), self.like.element_size())
+                together = max(1, min(together, (_CLASSES_BUDGET - once) // each))
+            if together == len(classes) and isinstance(linearised, ChainLinearisation):
+                law = linearised.law(draw.images, self.scales(), classes, create_graph=True)
+                total = reference(*law)
+            else:
+                total = self._by_pieces(linearised, reference, draw.images, classes.split(together))
+            return (total * factor).to(self.like)
 
-    @torch.compiler.disable  # it takes gradients of its own, which a compiler does not follow
-    def _divergence(self, draw: Draw) -> Tensor:
-        linearised = self._linearised(draw.images)
-        reference = GaussianDivergence(self.prior.covariance(draw.images), self.hyper("gamma"))
-        everything = torch.arange(linearised.outputs, device=draw.images.device)
-        factor = 1.0
-        if self.settings.linearise == "subset":
-            wanted = self.settings.subset_classes or 0
-            if wanted > len(everything):
-                raise StfsebError(f"subset_classes={wanted} exceeds the network's {len(everything)} outputs: lower it")
-            order = torch.randperm(len(everything), generator=draw.masks, device=everything.device)
-            everything, factor = everything[order[:wanted]], len(everything) / wanted
-        together = len(everything)
-        if not linearised.last_layer:
-            once, each = linearised.bytes_needed(len(draw.images), self.like.element_size())
-            together = max(1, min(together, (_CLASSES_BUDGET - once) // each))
+    def _classes(self, outputs: int, draw: Draw) -> tuple[Tensor, float]:
+        """Return the classes of this step, and the factor that makes up for those left out."""
+        everything = torch.arange(outputs, device=draw.images.device)
+        if self.settings.linearise != "subset":
+            return everything, 1.0
+        wanted = self.settings.subset_classes or 0
+        if wanted > outputs:
+            raise StfsebError(f"subset_classes={wanted} exceeds the network's {outputs} outputs: lower it")
+        order = torch.randperm(outputs, generator=draw.masks, device=everything.device)
+        return everything[order[:wanted]], outputs / wanted
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it takes gradients, which a compiler does not follow
+    def _by_pieces(
+        self, linearised: Any, reference: GaussianDivergence, images: Tensor, pieces: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the sum over pieces of the classes, one piece's graph at a time, with its gradient attached."""
 
         def part(classes: Tensor, create_graph: bool) -> Tensor:
-            mean, covariance = linearised.law(draw.images, self.scales(), classes, create_graph=create_graph)
-            return reference(mean, covariance) * factor
+            return reference(*linearised.law(images, self.scales(), classes, create_graph=create_graph))
 
-        parameters = [*self.trainable(), *self.raw_scales.values()]
-        value = with_gradients(part, everything.split(together), parameters)
-        return value.to(self.like)
+        return with_gradients(part, pieces, [*self.trainable(), *self.raw_scales.values()])
 
-    def _linearised(self, x: Tensor) -> Linearisation:
+    def _linearised(self, x: Tensor) -> Linearisation | ChainLinearisation:
         if self._linearisation is None:
-            made = Linearisation(self.net, x[:1], last_layer=self.settings.linearise == "last_layer")
+            last_layer = self.settings.linearise == "last_layer"
+            made: Linearisation | ChainLinearisation | None = None
+            if not last_layer:
+                made = chain_linearisation(self.net, x[:1])
+            made = made or Linearisation(self.net, x[:1], last_layer=last_layer)
             need = sum(made.bytes_needed(len(x), self.like.element_size()))
             free = available_bytes(x.device)
             if free is not None and need > free:

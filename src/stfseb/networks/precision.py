@@ -1,7 +1,8 @@
 """How precisely a network is run while it trains.
 
 "float32" is exact single precision; "tf32" lets CUDA's matrix units round inputs to 10 bits; "bf16" runs
-convolutions and products in bfloat16 under autocast, with float32 weights, losses and updates. The function
+convolutions and products in bfloat16 under autocast, with float32 weights, losses and updates (what leaves
+autocast, as GFSVI's Jacobians do, has TF32 products). The function
 prior is float64 in all of them. "auto" is bf16 for float32 networks with convolutions, on CUDA and on
 processors with bf16 instructions, and float32 otherwise (small dense networks gain nothing from bf16, and
 regression would lose digits).
@@ -48,7 +49,7 @@ def running(precision: str, device: torch.device) -> Iterator[None]:
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend in backends:
-        backend.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        backend.fp32_precision = "ieee" if precision == "float32" else "tf32"
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
             yield
