@@ -162,7 +162,7 @@ def test_an_error_gives_the_trials_back(url, stores):
         yield
 
     with pytest.raises(StfsebError, match="disk is full"):
-        work(store, broken, Watcher(), batch=2)
+        work(store, broken, Watcher())
     assert [stores(url, plan(), 3).claim().index for _ in range(1)] == [0]
 
 

@@ -11,9 +11,9 @@ A run's masks come from a generator of its own, so that its result does not depe
 from __future__ import annotations
 
 import copy
-from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,22 +91,23 @@ def fit_population(
     x, y = (part.to(place) for part in pair)
     held_out = ResidentBatches(*held, _VALIDATION_ROWS, 0, place)
     base = Protocol(**protocol)
-    waiting = deque(members)
+    waiting = iter(members)
     running: list[_Place] = []
     free: list[CapturedEngine] = []
     on_cuda = place.type == "cuda"
     interrupts = Interrupts()
     with torch.random.fork_rng(devices=[place] if on_cuda else []):
-        while waiting or running:
+        while True:
             # Entered anew for every round: between rounds the caller's own handlers rule.
             with interrupts:
-                while waiting and len(running) < (width if on_cuda else 1):
-                    member = waiting.popleft()
+                for member in islice(waiting, (width if on_cuda else 1) - len(running)):
                     batches = ResidentBatches(x, y, batch_size, member.seed, place, augment)
                     protocol_ = replace(base, seed=member.seed)
                     running.append(
                         _Place(member, batches, held_out, protocol_, place, checkpoint_every, interrupts, free)
                     )
+                if not running and interrupts.caught is None:
+                    return
                 ended = [current for current in running if current.step(prune)]
                 if interrupts.caught is not None:
                     raise _stopped(running, interrupts.caught)

@@ -26,6 +26,7 @@ from stfseb.training.population import Member, Outcome, fit_population
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from stfseb.data.images import ImageSet
     from stfseb.data.tasks import TaskData
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stfseb.methods.base import Method
 
 _HELD_BACK, _AT_LEAST, _SEED = 0.1, 500, 11  # of the context images; which ones never changes
+_CHECKPOINT = 60.0  # seconds
 _HUGE = 1e6  # stands for an NLL that is not finite
 History = list[dict[str, Any]]
 
@@ -76,6 +78,7 @@ class Trainer:
     pruning: Pruning = NEVER
     frontier: Frontier = field(default_factory=Frontier)
     on_epoch: Callable[[Claim, History], None] | None = None
+    checkpoints: Path | None = None  # a folder: trials that were interrupted go on from there
 
     def __call__(self, claims: Iterable[Claim]) -> Iterator[tuple[Claim, dict[str, Any]]]:
         """Yield each claim with its result as it is done."""
@@ -88,7 +91,8 @@ class Trainer:
             for claim in claims:
                 config = self.plan.job(claim.params).config(self.device)
                 by_name[str(claim.index)] = claim
-                yield Member(str(claim.index), lambda config=config: make_method(data, config), config.seed)  # type: ignore[misc]
+                kept = None if self.checkpoints is None else self.checkpoints / f"{claim.index}.safetensors"
+                yield Member(str(claim.index), lambda config=config: make_method(data, config), config.seed, kept)  # type: ignore[misc]
 
         def prune(member: Member, history: History) -> bool:
             self.histories[member.name] = history
@@ -111,12 +115,13 @@ class Trainer:
                 device=self.device,
                 augment=augmentation(data.task),
                 prune=prune,
+                checkpoint_every=_CHECKPOINT,
                 **protocol_of(data.task, config),
             ):
                 result = self._result(outcome)
-                if result["outcome"] == "complete":
-                    self.frontier.add(result["history"]["nll"], result["history"]["accuracy"])
-                yield by_name[outcome.member.name], result
+                yield by_name[outcome.member.name], result  # and comes back when it is written down
+                if outcome.member.checkpoint is not None:
+                    outcome.member.checkpoint.unlink(missing_ok=True)
 
     def _result(self, outcome: Outcome) -> dict[str, Any]:
         name = outcome.member.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stfseb.experiments.search.rules import Trial
     from stfseb.experiments.search.store import Claim
     from stfseb.experiments.search.trials import History
-
-_BATCH = 4  # trials claimed at a time, for each place of the population
 
 
 class Watcher:
@@ -75,8 +73,10 @@ def search(
     material = search_data(load_task(plan.task).load(context=plan.context))
     url, beat = storage or f"sqlite:///{here / 'study.db'}", max(1, min(10, grace // 4))
     with Store(url, plan, trials, facts={"data": material.facts()}, heartbeat=beat, grace=grace) as store:
-        trainer = Trainer(plan, material, device, width, pruning or NEVER, on_epoch=watcher.epoch)
-        work(store, trainer, watcher, batch=_BATCH * width if device.startswith("cuda") else 1)
+        trainer = Trainer(
+            plan, material, device, width, pruning or NEVER, on_epoch=watcher.epoch, checkpoints=here / "trials"
+        )
+        work(store, trainer, watcher)
         finished = store.trials()
     task = material.data.task
     notes = [*material.data.notes]
@@ -102,7 +102,6 @@ def work(
     runner: Callable[[Iterable[Claim]], Iterator[tuple[Claim, dict[str, Any]]]],
     watcher: Watcher,
     *,
-    batch: int = 1,
     poll: float = 0.5,
 ) -> None:
     """Do trials with `runner`, which turns claims into results, until none is left anywhere.
@@ -121,18 +120,25 @@ def work(
     with store.alive():
         try:
             while len(trials := store.trials()) < store.total:
-                claims = islice(supply(), batch)
+                claims = supply()  # taken one by one, as places become free
                 first = next(claims, None)
                 if first is None:
                     watcher.waiting(trials)
                     time.sleep(poll)
                     continue
-                if isinstance(runner, Trainer):
-                    runner.frontier = Frontier.of(trials)
+                _compare_with(runner, trials)
                 for claim, result in runner(chain([first], claims)):
-                    del mine[claim.id]
                     store.finish(claim, result)
-                    watcher.finished(claim, result, store.trials())
+                    del mine[claim.id]
+                    trials = store.trials()
+                    _compare_with(runner, trials)
+                    watcher.finished(claim, result, trials)
         finally:
             if mine:
                 store.release(mine.values())
+
+
+def _compare_with(runner: object, trials: list[Trial]) -> None:
+    """Tell a trainer what all workers have reached, by which it sees what is hopeless."""
+    if isinstance(runner, Trainer):
+        runner.frontier = Frontier.of(trials)
