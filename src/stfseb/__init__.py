@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stfseb.processes import StudentTProcess as StudentTProcess
     from stfseb.training.fit import FitResult as FitResult
     from stfseb.training.fit import fit as fit
+    from stfseb.training.interrupts import Interrupted as Interrupted
     from stfseb.training.population import fit_population as fit_population
     from stfseb.weight_prior import WeightPrior as WeightPrior
 
@@ -64,6 +65,7 @@ _WHERE = {
     "fit": "training.fit",
     "fit_population": "training.population",
     "FitResult": "training.fit",
+    "Interrupted": "training.interrupts",
     "evaluate": "evaluation.evaluate",
     "calibrate": "evaluation.calibration",
     "fit_sets": "evaluation.conformal",

@@ -461,6 +461,38 @@ def test_on_a_card_runs_go_on_at_epochs(capture, tmp_path):
         assert two["function"] == pytest.approx(one["function"], rel=2e-3)
 
 
+@pytest.mark.gpu
+def test_a_run_in_a_captured_step_of_another_is_still_itself(tmp_path):
+    """The second run of a place takes the first one's captured step over; alone, it goes on from its checkpoint."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    from stfseb import SmallCNN
+
+    g = torch.Generator().manual_seed(0)
+    images = (
+        torch.randint(255, (300, 1, 28, 28), generator=g, dtype=torch.uint8),
+        torch.randint(10, (300,), generator=g),
+    )
+
+    def member(i):
+        def made():
+            torch.manual_seed(i)
+            return STFSEB(SmallCNN(), 255 - images[0], samples=3)
+
+        return Member(str(i), made, i, tmp_path / str(i))
+
+    def prune(which, history):
+        if which.name == "1" and len(history) == 3:
+            raise Stop
+        return False
+
+    settings = {"epochs": 5, "batch_size": 64, "device": "cuda", "compiled": False, "checkpoint_every": 0}
+    with pytest.raises(Stop):
+        list(fit_population([member(0), member(1)], images, images, width=1, prune=prune, **settings))
+    (found,) = fit_population([member(1)], images, images, width=1, **settings)
+    assert [entry["epoch"] for entry in found.result.history] == [1, 2, 3, 4, 5]
+
+
 def test_loader_of_tensors_without_shuffle(data, tmp_path):
     train, validation = data
 

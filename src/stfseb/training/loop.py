@@ -94,6 +94,7 @@ class Training:
         checkpoint: Path | None = None,
         checkpoint_every: float | None = None,
         engine: CapturedEngine | None = None,
+        known_as: Method | None = None,
     ) -> None:
         self.method, self.batches, self.held_out, self.protocol = method, batches, held_out, protocol
         self.result = FitResult()
@@ -104,7 +105,9 @@ class Training:
         self.keeper: Keeper | None = None
         self.validation_rows: int | None = None
         if checkpoint is not None:
-            self.keeper = Keeper(checkpoint, checkpoint_every, identity_of(method, batches, held_out, protocol))
+            # The method of a captured step stands in for the run's own, but for its feature extractor.
+            identity = identity_of(known_as or method, batches, held_out, protocol)
+            self.keeper = Keeper(checkpoint, checkpoint_every, identity)
         self.started = time.perf_counter()
         seed = protocol.seed
         torch.manual_seed(generator(seed, 4, 0).initial_seed())

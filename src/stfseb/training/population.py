@@ -163,6 +163,7 @@ class _Place:
                 checkpoint=member.checkpoint,
                 checkpoint_every=checkpoint_every,
                 engine=engine,
+                known_as=self.method,
             )
             self.training.interrupts = interrupts
             self._begin()
