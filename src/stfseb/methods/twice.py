@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_PART = 4096  # parameters whose products are summed at once
+
+
 class Stage:
     """Which gradients a pass is for: `inputs_only` while those of the network's outputs by its layers are taken."""
 
@@ -107,13 +110,11 @@ class Gram(torch.autograd.Function):
     once. Doubles are made again in the backward pass.
     """
 
-    PART = 4096
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """Return (n, N, N)."""
         ctx.save_for_backward(x)
-        parts = _parts(x, Gram.PART).double()
+        parts = _parts(x, _PART).double()
         out: Tensor = (parts @ parts.mT).sum(1)
         return out
 
@@ -122,7 +123,7 @@ class Gram(torch.autograd.Function):
         """Return (G + G') x."""
         (x,) = ctx.saved_tensors
         outer = gradients[0] + gradients[0].mT
-        return torch.cat([(outer @ part.double()).to(x.dtype) for part in x.split(64 * Gram.PART, dim=2)], dim=2)
+        return torch.cat([(outer @ part.double()).to(x.dtype) for part in x.split(64 * _PART, dim=2)], dim=2)
 
 
 def gram(x: Tensor) -> Tensor:
