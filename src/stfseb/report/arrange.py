@@ -58,8 +58,8 @@ def _arranged(task: str, records: Sequence[Record]) -> Arranged:
         words = _differences(record, base) if record.get("job") else []
         if words:
             others.append(_named(record, words))
-        elif record.get("job") and known is not None:
-            main.append(_named(record, _changes(presets.get(plain(method), {}), usual[method])))
+        elif record.get("job") and plain(method) in presets:
+            main.append(_named(record, _changes(presets[plain(method)], usual[method])))
         else:
             main.append(record)
     changed = {} if known is None else {k: v for k, v in training.items() if known.training.get(k) != v}

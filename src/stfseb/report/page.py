@@ -142,7 +142,7 @@ def write_report(
     )
     environment.filters["setting"] = _setting
     page = environment.get_template("report.html").render(
-        title=title, sections=sections, paper=paper, runs=len(kept), anchors=_anchors(kept)
+        title=title, sections=sections, paper=paper, runs=len(kept), anchors=_anchors(sections)
     )
     # The page last: where it exists, what it was made with exists too.
     files[Path("report.html")] = page.encode()
@@ -170,7 +170,7 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
         "more": [{"html": Markup(t.to_html()), "title": t.title} for t in more],
         "corrupted": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.notes} for t in corrupted],
         "others": _others(entry, slug, files),
-        "notes": list(dict.fromkeys(str(n) for r in records for n in r.get("notes") or [])),
+        "notes": list(dict.fromkeys([*_conditions(entry), *(str(n) for r in records for n in r.get("notes") or [])])),
         "plots": [plot for p in PLOTS if (plot := _plot(p, records, slug, files))],
         "galleries": _galleries(records),
         "missing": missing_sets(records),
@@ -180,6 +180,13 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
         "ood": list(ood_families(records)),
         "bins": next((r["summary"]["bins"] for r in records if (r.get("summary") or {}).get("bins")), 15),
     }
+
+
+def _conditions(entry: Arranged) -> list[str]:
+    """Say how the runs above were trained, where that is not the task's own way."""
+    words = [f"{name.replace('_', ' ')} {_setting(value)}" for name, value in entry.training.items()]
+    words += [f"context {entry.context}"] if entry.context else []
+    return [f"Not the task's own training: {', '.join(words)}"] if words else []
 
 
 def _others(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, Any] | None:
@@ -200,9 +207,11 @@ def _others(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, A
     }
 
 
-def _anchors(records: Sequence[Record]) -> dict[str, str]:
-    """Return the id inside the page of every run, safe whatever the run's id holds."""
-    return {str(r.get("id", "")): f"run-{number}" for number, r in enumerate(records)}
+def _anchors(sections: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the id inside the page of every run that is on it, safe whatever the run's id holds."""
+    shown = [run["id"] for s in sections for run in s["runs"]]
+    shown += [run for s in sections if s["others"] for _, ids in s["others"]["runs"] for run in ids]
+    return {name: f"run-{number}" for number, name in enumerate(dict.fromkeys(shown))}
 
 
 def _plot(plot: Plot, records: Sequence[Record], slug: str, files: dict[Path, bytes]) -> dict[str, Any] | None:

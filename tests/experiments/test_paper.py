@@ -1,0 +1,144 @@
+"""Plans of the paper's tables: which runs, shared between tables, and what is said where data are missing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from stfseb.data.tasks import load_task
+from stfseb.errors import StfsebError
+from stfseb.experiments.jobs import make_job
+from stfseb.experiments.paper import carry_out as carrying
+from stfseb.experiments.paper import retuning
+from stfseb.experiments.paper.plan import ALL, KINDS, METHODS, TASKS, Asked, make_plan
+from stfseb.experiments.paper.quantities import quantity
+
+
+def ask(*tasks, methods=None, seeds=(0, 1), **more):
+    return Asked(tuple(tasks) or None, methods, tuple(seeds), **more)
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_every_plan_works_on_mini_and_makes_valid_methods(what):
+    plan = make_plan(what, ask("mini"))
+    data = load_task("mini").load()
+    from stfseb.experiments.run import make_method
+
+    for job in {job.method + str(job.settings): job for job in plan.all_jobs}.values():
+        make_method(data, job.config("cpu"))  # a wrong setting would be refused
+
+
+def test_the_public_names_are_there():
+    names = ["table1", "table2", "figure1", "figure2", "dof", "context-number", "context-source", "efficiency"]
+    assert list(ALL) == names
+    with pytest.raises(StfsebError, match="did you mean 'table1'"):
+        make_plan("table11", ask("mini"))
+
+
+def test_table1_is_six_methods_on_five_tasks_at_the_presets():
+    plan = make_plan("table1", Asked())
+    assert plan.tasks == TASKS
+    assert [v.key for v in plan.variants] == list(METHODS)
+    assert len(plan.all_jobs) == 6 * 5 * 10
+    assert plan.jobs["fmnist", "map"][3] == make_job("fmnist", "map", 3)
+
+
+def test_tables_share_their_runs():
+    tables = {what: {j.name for j in make_plan(what, ask("fmnist")).all_jobs} for what in KINDS}
+    preset = {make_job("fmnist", "stfseb", seed).name for seed in (0, 1)}
+    for what in ("table1", "table2", "figure1", "dof", "context-number", "context-source", "readings", "beyond"):
+        assert preset <= tables[what], what
+    assert tables["table1"] == tables["table2"] == tables["figure2"]
+
+
+def test_dof_column_of_the_preset_is_the_preset():
+    plan = make_plan("dof", ask("cifar10"))
+    assert plan.jobs["cifar10", "20"][0] == make_job("cifar10", "stfseb", 0)
+    assert plan.jobs["cifar10", "inf"][0].settings["dof"] == "inf"
+    assert [v.key for v in plan.variants] == ["2.1", "3", "5", "10", "20", "inf"]
+
+
+def test_parts_go_with_the_tasks_that_have_them():
+    assert make_plan("table2", ask("mnist", "fmnist")).parts == {"mnist": ("corruption",), "fmnist": ()}
+    assert make_plan("figure1", ask("mnist")).parts == {"mnist": ("rotation",)}
+    assert make_plan("table1", ask("mnist")).parts == {"mnist": ()}
+
+
+def test_mean_over_types_at_one_severity():
+    sets = {"fog/1": 0.5, "snow/1": 0.7, "fog/5": 0.9, "snow/5": 1.0}
+    part = {"suite": "cifar10-c", "sets": {k: {"auroc": v} for k, v in sets.items()}}
+    record = {"metrics": {}, "parts": {"corruption": part}}
+    assert quantity("auroc/cifar10-c/1").read(record) == pytest.approx(60.0)
+    assert quantity("auroc/cifar10-c/5").read(record) == pytest.approx(95.0)
+    assert quantity("auroc/mnist-c").read(record) is None
+
+
+def test_missing_data_are_named_and_the_rest_is_run(tmp_path, monkeypatch):
+    """PathMNIST on disk without its context set, OrganAMNIST not at all: nothing is run for them, and it is said."""
+    folder = tmp_path / "data" / "medmnist"
+    folder.mkdir(parents=True)
+    (folder / "pathmnist.npz").write_bytes(b"")
+    monkeypatch.setenv("STFSEB_DATA", str(tmp_path / "data"))
+    ran = []
+
+    def pretend(jobs, results, **how):
+        ran.extend(jobs)
+        return carrying.Outcome(done=[j.name for j in jobs])
+
+    monkeypatch.setattr(carrying, "run_jobs", pretend)
+    plans = [make_plan("table1", ask("mini", "pathmnist", "organamnist", methods=("map",)))]
+    said = []
+    found = carrying.carry_out(plans, tmp_path / "results", announce=said.append)
+    assert {j.task for j in ran} == {"mini"}
+    assert set(found.missing.values()) == {"no data"}
+    assert len(found.missing) == 4
+    assert any("PathMNIST: context dermamnist" in line and "--context train" in line for line in found.reasons)
+    assert any("OrganAMNIST: organamnist" in line for line in said)
+    ran.clear()
+    plans = [make_plan("table1", ask("pathmnist", methods=("map",), context="train"))]
+    assert not carrying.carry_out(plans, tmp_path / "results", announce=said.append).missing
+    assert {j.context for j in ran} == {"train"}
+
+
+def test_parts_that_several_tables_want_are_measured_in_one_go(tmp_path, monkeypatch):
+    calls = []
+
+    def pretend(jobs, results, *, parts, **how):
+        calls.append((len(jobs), parts, how.get("width")))
+        return carrying.Outcome(done=[j.name for j in jobs])
+
+    monkeypatch.setattr(carrying, "run_jobs", pretend)
+    monkeypatch.setattr(carrying, "not_on_disk", lambda job, folder: None)
+    asked = ask("mnist", methods=("map", "mfvi"))
+    plans = [make_plan(what, asked) for what in ("table1", "table2", "figure1", "efficiency")]
+    carrying.carry_out(plans, tmp_path, announce=print)
+    assert sorted(calls, key=str) == sorted([(4, ("corruption", "rotation"), None), (2, (), 1)], key=str)
+
+
+def test_tau_is_chosen_by_validation_and_only_from_a_whole_grid():
+    asked = ask("mini", seeds=(0, 1))
+    grid = retuning.grid_plan(asked)
+    assert len(grid.all_jobs) == 30
+    assert {job.seed for job in grid.all_jobs} == {0}
+    records = {}
+    for job in grid.all_jobs:
+        dof = math.inf if job.settings["dof"] == "inf" else job.settings["dof"]
+        wanted = 1000.0 if dof < 4 else 10.0  # pretend that heavy tails want a large tau2
+        score = abs(math.log10(job.settings["tau2"] / wanted)) + 0.1
+        history = [{"epoch": 1, "validation_nll": score}, {"epoch": 2, "validation_nll": 0.0}]
+        records[job.name] = {"history": history, "best_epoch": 1}
+    plan = retuning.retuned_plan(asked, records)
+    chosen = {v: [j.settings["tau2"] for j in plan.jobs["mini", v]] for v in ("2.1", "3", "5", "inf")}
+    assert chosen == {"2.1": [1000.0] * 2, "3": [1000.0] * 2, "5": [10.0] * 2, "inf": [10.0] * 2}
+    gone = next(j for j in grid.all_jobs if j.settings["dof"] == 5.0)
+    assert ("mini", "5") not in retuning.retuned_plan(asked, {k: v for k, v in records.items() if k != gone.name}).jobs
+
+
+def test_a_results_folder_without_runs_says_why(tmp_path, monkeypatch):
+    from stfseb.report.reproduce import reproduce
+
+    monkeypatch.setenv("STFSEB_DATA", str(tmp_path / "none"))
+    plans = [make_plan("table1", ask("mnist", methods=("map",)))]
+    with pytest.raises(StfsebError, match="MNIST: mnist train is not on disk"):
+        reproduce(plans, tmp_path / "results", announce=print, report_only=True)

@@ -1,0 +1,93 @@
+"""Runs with different settings are never averaged, and a page of hundreds of them stays small."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from made_runs import asked, made, record_of
+
+from stfseb.experiments.jobs import make_job
+from stfseb.report import write_report
+from stfseb.report.arrange import arranged
+from stfseb.report.reading import read_results
+from stfseb.report.records import groups
+
+
+def test_presets_are_main_and_others_say_what_differs():
+    jobs = [make_job("fmnist", "stfseb", s) for s in (0, 1)]
+    jobs += [make_job("fmnist", "stfseb", 0, settings={"dof": 3.0})]
+    jobs += [make_job("fmnist", "stfseb", 0, training={"epochs": 4}), make_job("fmnist", "map", 0)]
+    jobs += [make_job("fmnist", "stfseb", s, context="train") for s in (0, 1)]
+    found = arranged([record_of(job) for job in jobs])["fmnist"]
+    assert {(r["method"], r["seed"]) for r in found.main} == {("stfseb", 0), ("stfseb", 1), ("map", 0)}
+    assert {r["label"] for r in found.main} == {"ST-FS-EB", "MAP"}
+    assert [(g.label, len(g.records)) for g in groups(found.others)] == [
+        ("ST-FS-EB, dof 3.0", 1),
+        ("ST-FS-EB, epochs 4", 1),
+        ("ST-FS-EB, context train", 2),
+    ]
+
+
+def test_a_shorter_training_of_all_is_the_main_one():
+    jobs = [make_job("mini", m, s, training={"epochs": 2}) for m in ("stfseb", "map") for s in (0, 1)]
+    found = arranged([record_of(job) for job in jobs])["mini"]
+    assert len(found.main) == 4
+    assert found.training == {"epochs": 2}
+
+
+def test_settings_that_are_no_preset_are_main_where_nothing_else_is_there():
+    jobs = [make_job("mini", "stfseb", 0, settings={"tau2": 7.0}), make_job("mini", "map", 0)]
+    found = arranged([record_of(job) for job in jobs])["mini"]
+    assert {r["label"] for r in found.main} == {"ST-FS-EB, tau2 7.0", "MAP"}
+    assert found.others == []
+
+
+def test_records_without_a_job_stay_as_they_were():
+    records = [{"id": str(i), "task": "t", "method": "map", "metrics": {}} for i in range(2)]
+    assert arranged(records)["t"].main == records
+
+
+def test_a_page_of_hundreds_of_runs_stays_small(tmp_path, monkeypatch):
+    import stfseb.report.page as page
+
+    monkeypatch.setattr(page, "PLOTS", ())  # drawn for main runs alone
+    picture = {"src": "data:image/png;base64," + "A" * 20000, "caption": "a bag"}
+    records = []
+    for number in range(300):
+        settings = {"tau2": 1.0 + number // 2}
+        record = record_of(make_job("mini", "stfseb", number % 2, settings=settings), parts=())
+        records.append(record | {"images": {"test": {"most": [picture] * 8}}})
+    records += [
+        record_of(make_job("mini", "stfseb", s), ()) | {"images": {"test": {"most": [picture]}}} for s in (0, 1)
+    ]
+    path = write_report(records, tmp_path, "many")
+    text = path.read_text("utf-8")
+    assert path.stat().st_size < 400_000
+    assert text.count("data:image/png") == 1
+    assert "89 more rows are in" in text  # of 149: tau2 100 is the preset's, and the page shows 60
+    assert "tau2 150" in (tmp_path / "tables" / "mini-other-settings.md").read_text()
+
+
+def test_parts_are_read_beside_the_records(tmp_path):
+    folder = tmp_path / "runs" / "mini" / "a"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps({"id": "a", "task": "mini", "method": "map", "metrics": {}}))
+    (folder / "rotation.json").write_text(json.dumps({"sets": {"0": {"acc": 1.0}}}))
+    (record,) = read_results(tmp_path)
+    assert record["parts"] == {"rotation": {"sets": {"0": {"acc": 1.0}}}}
+
+
+@pytest.mark.parametrize("whats", [("table1", "dof"), ("context-source",)])
+def test_tables_are_found_again_from_records_alone(tmp_path, monkeypatch, whats):
+    import stfseb.report.page as page
+
+    monkeypatch.setattr(page, "PLOTS", ())
+    _, records = made(*whats, ask=asked("fmnist"))
+    write_report(records, tmp_path, "again")
+    names = {p.stem for p in (tmp_path / "tables").glob("*.json")}
+    assert set(whats) <= names
+    found = json.loads((tmp_path / "tables" / f"{whats[-1]}.json").read_text())
+    ids = {i for row in found["rows"] for c in row["cells"].values() for i in c["runs"]}
+    assert ids <= {r["id"] for r in records}
+    assert len(found["columns"]) == {"dof": 6, "context-source": 3}[whats[-1]]
