@@ -100,7 +100,8 @@ def test_chance_for_three_epochs_is_hopeless_but_not_before_the_warm_up():
 
 def test_behind_means_behind_in_both_so_that_a_temperature_can_still_mend_it():
     best = frontier(([0.4] * 6, [0.85] * 6))
-    rule = Pruning(warmup=5)
+    rule = Pruning(warmup=2, behind_after=5)
+    assert not rule.reason([1.5] * 4, [0.5] * 4, best, 10)  # too early to say
     assert rule.reason([1.5] * 5, [0.5] * 5, best, 10).startswith("behind by 1.10 nats")
     assert not rule.reason([1.5] * 5, [0.82] * 5, best, 10)  # badly scaled, but it knows the classes
     assert not rule.reason([0.6] * 5, [0.5] * 5, best, 10)
@@ -114,17 +115,18 @@ def search_of(*trials):
 def test_replay_counts_what_one_worker_would_have_saved():
     good = trial(0, 0.4, curve=[1.0, 0.6, 0.5, 0.45, 0.42, 0.41, 0.4], accuracy=[0.8] * 7)
     bad = trial(1, 1.9, curve=[2.2, 2.1, 2.0, 2.0, 1.9, 1.9, 1.9], accuracy=[0.3] * 7)
-    found = replay_pruning(search_of(good, bad))
+    rule = Pruning(behind_after=5)
+    found = replay_pruning(search_of(good, bad), rule)
     assert (found.pruned, found.at_risk, found.safe, found.epochs, found.saved) == ([1], [1], True, 14, 2)
     # The other way round the bad one is over before the good one shows how bad it is, but it might not have been.
     swapped = [bad | {"index": 0}, good | {"index": 1}]
-    found = replay_pruning(search_of(*swapped))
+    found = replay_pruning(search_of(*swapped), rule)
     assert (found.pruned, found.at_risk, found.saved) == ([], [0], 0)
 
 
 def test_replay_notices_when_the_trial_that_sets_the_bound_is_lost():
-    late = trial(0, 0.2, tempered=0.2, auroc=0.6, curve=[2.2] * 6 + [0.2], accuracy=[0.1] * 6 + [0.9])
-    early = trial(1, 0.3, tempered=0.205, auroc=0.9, curve=[0.5] * 6 + [0.3], accuracy=[0.8] * 7)
+    late = trial(0, 0.2, tempered=0.2, auroc=0.6, curve=[2.2] * 11 + [0.2], accuracy=[0.1] * 11 + [0.9])
+    early = trial(1, 0.3, tempered=0.205, auroc=0.9, curve=[0.5] * 11 + [0.3], accuracy=[0.8] * 12)
     assert choose([late, early], "ours").trial["index"] == 1
     found = replay_pruning(search_of(late, early))
     assert found.at_risk == [0]
@@ -136,23 +138,24 @@ def recorded():
     return json.loads(RECORDED.read_text())
 
 
-def test_on_a_recorded_search_no_winner_is_pruned(recorded):
+@pytest.mark.parametrize("rule", [Pruning(), Pruning(behind_after=5)])  # it is eight epochs long
+def test_on_a_recorded_search_no_winner_is_pruned(recorded, rule):
     assert recorded["counts"]["pruned"] == 0  # it was recorded without pruning
     assert len(recorded["trials"]) >= 24
-    found = replay_pruning(recorded)
+    found = replay_pruning(recorded, rule)
     assert found.safe, found
     assert found.pruned, "a search without a hopeless trial shows nothing"
     assert found.saved >= len(found.pruned)
     # The choices on what is left are those of the record.
     left = [t for t in recorded["trials"] if t["index"] not in found.at_risk]
-    for rule, choice in recorded["choices"].items():
-        assert chosen(left, rule) == choice["trial"]
+    for name, choice in recorded["choices"].items():
+        assert chosen(left, name) == choice["trial"]
 
 
 @pytest.mark.parametrize(
     "eager",
     [
-        Pruning(warmup=1, nll_margin=0.0, accuracy_margin=-1.0),  # whoever is not first at every epoch
+        Pruning(warmup=1, behind_after=1, nll_margin=0.0, accuracy_margin=-1.0),  # whoever is not first at every epoch
         Pruning(warmup=1, collapse_epochs=1, collapse_margin=2.2),  # whoever has not learned much at once
     ],
 )

@@ -30,6 +30,7 @@ class Pruning:
     """The rule. With `warmup` infinite nothing is pruned."""
 
     warmup: float = 5  # no trial ends before this many epochs
+    behind_after: int = 10  # nor for being behind before this many: strong priors learn slowly at first
     collapse_epochs: int = 3  # at chance for so many epochs on end
     collapse_margin: float = 0.01  # nats below log L that still count as chance
     nll_margin: float = 0.3  # nats behind the best trial at the same epoch
@@ -44,7 +45,7 @@ class Pruning:
         if all(value >= chance for value in nll[-self.collapse_epochs :]):
             return f"collapsed: validation NLL {nll[-1]:.3f} is chance"
         reached = best.at(epoch)
-        if reached is None:
+        if reached is None or epoch < self.behind_after:
             return ""
         behind, short = min(nll) - reached[0], reached[1] - max(accuracy)
         if behind > self.nll_margin and short > self.accuracy_margin:
