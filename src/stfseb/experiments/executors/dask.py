@@ -31,6 +31,8 @@ QUIET = {  # a driver that only waits has no need to look at itself fifty times 
     "distributed.admin.system-monitor.interval": "10s",
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.worker-ttl": "5 minutes",
+    "distributed.scheduler.http.routes": [],  # of a cluster on this machine: nothing to see, nothing to attack
+    "distributed.worker.http.routes": [],
 }
 
 
@@ -78,7 +80,7 @@ def _cluster(distributed: Any, processes: int | None, device: str | None, width:
         host="127.0.0.1",
         n_workers=workers,
         threads_per_worker=width if cards else 1,
-        dashboard_address=None,
+        scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
         memory_limit=None,
         resources={"GPU": min(1.0, cards / workers)} if cards else None,
     )
@@ -115,7 +117,7 @@ class _Driver:
         workers = self._workers()
         resources = [float(worker["resources"].get("GPU", 0)) for worker in workers]
         self.card = max(resources) if device is None or device.startswith("cuda") else 0.0
-        self.device = device or ("cuda" if self.card else None)
+        self.device = device  # None: each worker's best
         self.slots = sum(int(worker["nthreads"]) for worker in workers)
         self.completed = distributed.as_completed(loop=client.loop, raise_errors=False)
         self.flying: dict[str, list[Planned]] = {}

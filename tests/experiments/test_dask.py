@@ -1,0 +1,205 @@
+"""A real Dask scheduler and workers on loopback; workers and the scheduler are killed, and every run is done once."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("distributed", reason="needs the extra 'dask'")
+
+from stfseb.errors import StfsebError
+from stfseb.experiments import claims
+from stfseb.experiments.executors import run_jobs
+from stfseb.experiments.executors.log import read_log
+from stfseb.experiments.jobs import make_job
+
+pytestmark = [
+    pytest.mark.slow,
+    # A cluster that is killed leaves sockets and loops to the collector; that is Dask's own.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+class Cluster:
+    """A scheduler and workers as processes of this test."""
+
+    def __init__(self, folder):
+        self.folder, self.workers, self.resources = folder, {}, []
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"tcp://127.0.0.1:{self.port}"
+
+    def start_scheduler(self):
+        self.scheduler = self._start(
+            "dask_scheduler", "--port", str(self.port), "--no-dashboard", "--host", "127.0.0.1"
+        )
+        until = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+    def start_worker(self, name, *more):
+        self.workers[name] = self._start(
+            "dask_worker", self.address, "--no-nanny", "--no-dashboard", "--host", "127.0.0.1", "--nthreads", "1",
+            "--name", name, "--local-directory", str(self.folder / name), *more,
+        )  # fmt: skip
+
+    def _start(self, module, *arguments):
+        code = f"import sys; from distributed.cli.{module} import main; main()"
+        environment = {
+            **os.environ,
+            "STFSEB_SCRATCH": str(self.folder / "scratch"),
+            "OMP_NUM_THREADS": "1",
+            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "3",
+        }
+        with (self.folder / f"{module}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", code, *arguments], stdout=log, stderr=log, env=environment, process_group=0
+            )
+
+    def close(self):
+        for process in (self.scheduler, *self.workers.values()):
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def cluster(folder, *more):
+    found = Cluster(folder)
+    found.start_scheduler()
+    try:
+        for name in ("alice", "bob"):
+            found.start_worker(name, *more)
+        yield found
+    finally:
+        found.close()
+
+
+def wait_for(condition, seconds=90, pause=0.05):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(pause)
+
+
+def work_done(folder):
+    """Return the lines that the workers' own processes wrote about the runs they did."""
+    return [line for log in folder.glob("scratch/*/log.jsonl") for line in read_log(log.parent)]
+
+
+def run(jobs, results, address, **more):
+    said = []
+    where = {"executor": "dask", "address": address, "device": "cpu"}
+    return run_jobs(jobs, results, announce=said.append, progress=False, **(where | more)), said
+
+
+def test_a_worker_and_the_scheduler_are_killed_and_every_run_is_done_once(tiny, tmp_path):
+    folder, results = tmp_path / "cluster", tmp_path / "results"
+    folder.mkdir()
+    jobs = [make_job(tiny, "map", seed, training={"epochs": 12}) for seed in range(10)]
+    names = sorted(job.name for job in jobs)
+    with cluster(folder) as dask:
+
+        def disturb():
+            wait_for(lambda: sum(line["event"] == "started" for line in work_done(folder)) >= 3)
+            dask.workers["alice"].send_signal(signal.SIGKILL)
+            wait_for(lambda: len(list(results.glob("runs/*/*/record.json"))) >= 4)
+            dask.scheduler.send_signal(signal.SIGKILL)
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        with pytest.raises(StfsebError, match=r"the Dask scheduler was lost; .* of 10 runs are recorded: start the"):
+            run(jobs, results, dask.address)
+        thread.join()
+        recorded = {path: path.stat().st_mtime_ns for path in results.glob("runs/*/*/record.json")}
+        assert 4 <= len(recorded) < 10
+        assert not any(claims.holder(job.folder(results)) for job in jobs)
+        dask.workers["bob"].wait(60)  # a worker without a scheduler ends
+
+        dask.start_scheduler()
+        dask.start_worker("carol", "--resources", "CPU=1")
+        dask.start_worker("dave")
+        outcome, _ = run(jobs, results, dask.address)
+    assert len(outcome.skipped) == len(recorded)
+    assert sorted(outcome.done + outcome.skipped) == names
+    for path, written in recorded.items():
+        assert path.stat().st_mtime_ns == written
+    for job in jobs:
+        record = job.record(results)
+        assert record["job"] == job.identity
+        assert (job.folder(results) / "model" / "model.json").exists()
+    assert not [path for path in results.rglob("*") if ".part" in path.name or path.name in (claims.NAME, "checkpoint")]
+    # The driver's book, and the workers' own: a run that was finished was never begun again.
+    for lines in (read_log(results), work_done(folder)):
+        done = [line["run"] for line in sorted(lines, key=lambda line: line["time"]) if line["event"] == "done"]
+        assert sorted(done) == names
+    finished = set()
+    for line in sorted(work_done(folder), key=lambda line: line["time"]):
+        assert line["run"] not in finished
+        if line["event"] == "done":
+            finished.add(line["run"])
+
+
+def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
+    folder, results = tmp_path / "cluster", tmp_path / "results"
+    folder.mkdir()
+    # Of different groups, so that each is a task of its own that takes half of the (pretended) card.
+    jobs = [make_job(tiny, "map", 0, training={"epochs": 10 + i}) for i in range(4)]
+    wrong = make_job(tiny, "map", 1, settings={"sigma": -1.0})
+    found = Cluster(folder)
+    found.start_scheduler()
+    try:
+        found.start_worker("alice", "--resources", "GPU=1", "--nthreads", "4")
+        outcome, said = run([*jobs, wrong], results, found.address, device=None, width=2)
+    finally:
+        found.close()
+    assert sorted(outcome.done) == sorted(job.name for job in jobs)
+    assert list(outcome.failed) == [wrong.name]
+    assert "Traceback" in json.loads((wrong.folder(results) / "failure.json").read_text())["traceback"]
+    assert any("1 of 5 runs failed" in line for line in said)
+    under_way, most = set(), 0
+    for line in sorted(work_done(folder), key=lambda line: line["time"]):
+        (under_way.add if line["event"] == "started" else under_way.discard)(line["run"])
+        most = max(most, len(under_way))
+    assert most == 2
+
+
+def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("STFSEB_SCRATCH", str(tmp_path / "scratch"))
+    jobs = [make_job(tiny, "map", seed, training={"epochs": epochs}) for seed, epochs in enumerate((4, 300))]
+    share = []
+
+    def watch():
+        wait_for(lambda: work_done(tmp_path))
+        os.kill(work_done(tmp_path)[0]["process"], signal.SIGKILL)
+        wait_for(lambda: len(work_done(tmp_path)) == 2)  # the long one has begun
+        began, cpu = time.perf_counter(), time.process_time()
+        wait_for(lambda: len(work_done(tmp_path)) > 2, pause=1)
+        share.append((time.process_time() - cpu) / (time.perf_counter() - began))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    outcome, said = run(jobs, tmp_path / "results", None, processes=1)
+    thread.join()
+    assert sorted(outcome.done) == sorted(job.name for job in jobs)
+    assert any("its worker was killed (SIGKILL, out of memory?): given to another" in line for line in said)
+    assert outcome.driver_cpu_seconds < 0.02 * 60  # the start included
+    assert share[0] < 0.02  # this thread's own looking included
+
+
+def test_nobody_at_the_address_is_said(tiny, tmp_path):
+    with pytest.raises(StfsebError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*is it running"):
+        run([make_job(tiny, "map")], tmp_path, "tcp://127.0.0.1:9")

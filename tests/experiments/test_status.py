@@ -1,0 +1,123 @@
+"""`stfseb status`: every run in the state it is in, without disturbing those under way."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from stfseb.errors import StfsebError
+from stfseb.experiments import claims
+from stfseb.experiments.executors import run_jobs
+from stfseb.experiments.executors.plan import planned
+from stfseb.experiments.executors.plan_file import PLAN, write_plan
+from stfseb.experiments.jobs import make_job
+from stfseb.experiments.status import status
+from stfseb.training import checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    """Five planned runs: one done, one that failed, one under way, one done but for a part, one left."""
+    results = tmp_path_factory.mktemp("results")
+    good = [make_job(tiny, "map", seed, training={"epochs": 2}) for seed in (0, 1)]
+    wrong = make_job(tiny, "map", 2, settings={"sigma": -1.0})
+    run_jobs([*good, wrong], results, device="cpu", announce=lambda _: None, progress=False)
+    rest = [make_job(tiny, "mcdropout", seed, training={"epochs": 9}) for seed in (0, 1)]
+    write_plan(results, planned(rest, results))
+    write_plan(results, planned(good[1:], results, parts=("rotation",)))
+    return results, good, wrong, rest
+
+
+def by_name(found):
+    return {run.name: run for run in found.runs}
+
+
+def test_states(folder):
+    results, good, wrong, rest = folder
+    with claims.claim(rest[0].folder(results), seed=0):
+        checkpoint.write(rest[0].folder(results) / "checkpoint", {"a": torch.zeros(3)}, {"epoch": 4, "steps": 0})
+        found = status(results)
+        assert claims.holder(rest[0].folder(results)) is not None
+    runs = by_name(found)
+    assert found.counts == {"done": 1, "running": 1, "failed": 1, "left": 2}
+    assert runs[good[0].name].state == "done"
+    assert runs[good[0].name].seconds == good[0].record(results)["seconds"]
+    assert (runs[good[1].name].state, runs[good[1].name].missing) == ("left", ["rotation"])
+    running = runs[rest[0].name]
+    assert (running.state, running.epoch, running.epochs) == ("running", 4, 9)
+    assert running.who["process"] > 0
+    assert "sigma" in runs[wrong.name].error
+    assert runs[wrong.name].attempt == 1
+    assert runs[rest[1].name].state == "left"
+
+
+def test_time_left_is_that_of_runs_of_the_kind(folder):
+    results, good, _, rest = folder
+    found = status(results)
+    for run in found.runs:  # times that can be counted in the head
+        run.state = "done" if run.name == good[0].name else run.state
+        run.seconds = 10.0 if run.state == "done" else None
+    assert found.counts == {"done": 1, "running": 0, "failed": 1, "left": 3}
+    assert found.seconds_left == 30.0
+    for run in found.runs:
+        if run.name in [job.name for job in rest]:
+            run.state, run.seconds = "running", 4.0
+    assert found.seconds_left == (10 + 6 + 6) / 2
+
+
+def command(*words):
+    from stfseb.cli import app
+
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["status", *map(str, words)])
+    if isinstance(done.exception, StfsebError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_command(folder):
+    results, good, wrong, rest = folder
+    with claims.claim(rest[1].folder(results)):
+        text = command(results)
+    assert "1 done, 1 running, 1 failed, 2 left of 5 runs" in text
+    assert "tiny mcdropout seed 1" in text
+    assert "sigma" in text
+    traces = command(results, "--failures")
+    assert wrong.name in traces
+    assert "Traceback (most recent call last)" in traces
+    data = json.loads(command(results, "--json"))
+    assert data["counts"]["left"] == 3
+    assert {run["name"] for run in data["runs"]} == {job.name for job in (*good, wrong, *rest)}
+
+
+def test_runs_that_were_copied_here_count_though_no_plan_knows_them(folder, tmp_path):
+    results, good, _, _ = folder
+    target = tmp_path / "runs" / "tiny" / good[0].name
+    target.mkdir(parents=True)
+    (target / "record.json").write_bytes((good[0].folder(results) / "record.json").read_bytes())
+    (run,) = status(tmp_path).runs
+    assert (run.state, run.task, run.method, run.seed) == ("done", "tiny", "map", 0)
+
+
+def test_errors_are_one_line(tmp_path):
+    with pytest.raises(StfsebError, match="does not exist"):
+        command(tmp_path / "none")
+    with pytest.raises(StfsebError, match="nothing was planned or done in"):
+        command(tmp_path)
+    (tmp_path / PLAN).write_text("[]")
+    with pytest.raises(StfsebError, match="is not a plan"):
+        command(tmp_path)
+    (tmp_path / PLAN).write_text('{"format": 99, "jobs": {}}')
+    with pytest.raises(StfsebError, match="upgrade stfseb"):
+        command(tmp_path)
+
+
+def test_torch_is_not_imported(folder):
+    code = (
+        "import sys, pathlib; from stfseb.experiments.status import status; import stfseb.commands_status;"
+        "status(pathlib.Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder[0])], check=True)
