@@ -60,6 +60,9 @@ def test_gaussian_values_are_not_told_from_large_dofs():
     uniform = fit_tails(np.random.default_rng(1).uniform(-1, 1, 500) ** 2)  # lighter tails than any t
     assert (uniform.dof, uniform.high, uniform.gain) == (math.inf, math.inf, 0.0)
     assert uniform.as_dict()["dof"] == "inf"
+    many = fit_tails(np.random.default_rng(1).uniform(-1, 1, 500_000) ** 2)  # sure of it: no nu that was tried is left
+    assert (many.dof, many.high) == (math.inf, math.inf)
+    assert many.low > 9000
 
 
 def test_half_a_million_weights_are_fitted_in_seconds():

@@ -91,6 +91,8 @@ def fit_tails(quadratic: ArrayLike, dimension: int = 1, *, name: str = "", level
         """Return the log nu between the optimum and `outer` at which the likelihood meets the cut."""
         if profile(outer) >= cut:
             return None
+        if profile(best) <= cut:  # every finite nu that was tried is out: the tails are lighter than a Gaussian's
+            return best
         return float(brentq(lambda a: profile(a) - cut, min(best, outer), max(best, outer), xtol=1e-3))
 
     low, high = end(math.log(_LOWEST)), None if at_end or gaussian >= cut else end(math.log(_HIGHEST))
