@@ -36,6 +36,13 @@ def test_a_shorter_training_of_all_is_the_main_one():
     assert found.training == {"epochs": 2}
 
 
+def test_the_tasks_own_training_is_main_where_it_is_there():
+    jobs = [make_job("mini", "map", s, training={"epochs": 2}) for s in range(4)] + [make_job("mini", "map", 0)]
+    found = arranged([record_of(job) for job in jobs])["mini"]
+    assert [r["id"] for r in found.main] == [jobs[-1].name]
+    assert found.training == {}
+
+
 def test_settings_that_are_no_preset_are_main_where_nothing_else_is_there():
     jobs = [make_job("mini", "stfseb", 0, settings={"tau2": 7.0}), make_job("mini", "map", 0)]
     found = arranged([record_of(job) for job in jobs])["mini"]

@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from made_runs import asked, made
 
 from stfseb.report import write_report
 
@@ -43,11 +44,16 @@ def address(records, tmp_path_factory):
     return write_report(records, tmp_path_factory.mktemp("page"), "Three methods").as_uri()
 
 
-@pytest.fixture(params=["desktop", "phone", "dark"])
-def page(request, browser, address):
-    size = {"width": 390, "height": 844} if request.param == "phone" else {"width": 1200, "height": 900}
-    scheme = "dark" if request.param == "dark" else "light"
-    context = browser.new_context(viewport=size, color_scheme=scheme)
+@pytest.fixture(scope="module")
+def paper_address(tmp_path_factory):
+    """The page of a results folder with the paper's tables, rotations, corruptions and runs at other settings."""
+    plans, runs = made("table1", "table2", "dof", "beyond", ask=asked("mnist", seeds=(0, 1)))
+    return write_report(runs, tmp_path_factory.mktemp("paper"), "Beside the paper", plans=plans).as_uri()
+
+
+def opened_at(browser, address, kind):
+    size = {"width": 390, "height": 844} if kind == "phone" else {"width": 1200, "height": 900}
+    context = browser.new_context(viewport=size, color_scheme="dark" if kind == "dark" else "light")
     opened = context.new_page()
     opened.complaints, opened.requests = [], []
     opened.on("console", lambda message: opened.complaints.append(message.text))
@@ -56,6 +62,16 @@ def page(request, browser, address):
     opened.goto(address)
     yield opened
     context.close()
+
+
+@pytest.fixture(params=["desktop", "phone", "dark"])
+def page(request, browser, address):
+    yield from opened_at(browser, address, request.param)
+
+
+@pytest.fixture(params=["desktop", "phone"])
+def paper_page(request, browser, paper_address):
+    yield from opened_at(browser, paper_address, request.param)
 
 
 def test_opens_without_complaints_or_requests(page, address):
@@ -132,3 +148,39 @@ def test_runs_unfold_and_are_open_on_paper(page):
     assert settings.is_visible()
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert page.locator("details:not([open])").count() == 0
+
+
+def test_paper_tables_open_quietly_and_fit(paper_page, paper_address):
+    paper_page.wait_for_load_state("networkidle")
+    assert paper_page.complaints == []
+    assert [url for url in paper_page.requests if not url.startswith("data:")] == [paper_address]
+    width = paper_page.evaluate("document.documentElement.clientWidth")
+    assert paper_page.evaluate("document.documentElement.scrollWidth") == width
+    assert paper_page.locator("svg[role=img]:not([aria-label])").count() == 0
+    assert paper_page.locator("svg[aria-label^='Turned test images']:visible").count() == 1
+
+
+def test_cells_lead_to_their_runs(paper_page):
+    first = paper_page.locator("table.grid td.num").first
+    assert "runs: stfseb-seed0-" in first.get_attribute("title")
+    assert "paper 99.33" in first.inner_text()
+    paper_page.get_by_text("Runs behind the cells").first.click()
+    link = paper_page.locator("dl a:visible").first
+    target = paper_page.locator(link.get_attribute("href"))
+    assert target.count() == 1
+    assert link.inner_text() in target.inner_text()
+    targets = paper_page.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href').slice(1))")
+    ids = paper_page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert set(targets) <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def test_variants_sort_by_their_numbers(paper_page):
+    table = paper_page.locator("#paper-beyond-mnist ~ .scroll table").first
+    head = table.locator("thead th", has_text="NLL")
+    head.locator("button").click()
+    place = head.evaluate("e => e.cellIndex")
+    texts = table.locator("tbody tr").evaluate_all(f"rows => rows.map(r => r.cells[{place}].dataset.value)")
+    numbers = [float(t) for t in texts if t]
+    assert len(numbers) == 12
+    assert numbers == sorted(numbers, reverse=True)

@@ -49,7 +49,8 @@ def _arranged(task: str, records: Sequence[Record]) -> Arranged:
     regular = [r for r in jobs if r["job"]["settings"] == usual[r["method"]]]
     contexts = [r["job"].get("context") for r in regular]
     context = None if None in contexts else _most(contexts)
-    training: dict[str, Any] = _most([r["job"]["training"] for r in regular if r["job"].get("context") == context])
+    ways = [r["job"]["training"] for r in regular if r["job"].get("context") == context]
+    training: dict[str, Any] = known.training if known is not None and known.training in ways else _most(ways)
     base = {"settings": usual, "training": training, "context": context}
     main: list[Record] = []
     others: list[Record] = []

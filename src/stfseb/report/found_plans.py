@@ -27,13 +27,15 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
     for what in TABLES:
         wanted = [p for p in asked if p.what == what]
         extra = [t for p in wanted for t in p.tasks if t not in known and t in task_names()]
+        found: list[Plan] = []
         for training, context, group in _alike(known, tasks):
             plan = _plan(what, [*group, *extra], records, training, context, wanted)
             extra = []
             if plan is not None and _shown(plan, ids):
-                plans.append(plan)
-        if extra and wanted:
-            plans += wanted
+                found.append(plan)
+        covered = [{job.name for job in plan.all_jobs} for plan in found]
+        # What was asked for comes first, unless a table with more tasks, methods or seeds has all of it.
+        plans += [p for p in wanted if not any({job.name for job in p.all_jobs} <= names for names in covered)] + found
     return plans
 
 

@@ -76,7 +76,8 @@ def search_in_words(found: Search) -> list[str]:
     seconds = sum(t.get("seconds", 0.0) for t in trials if t.get("same_as") is None)
     ends = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "diverged", "failed") if counts[name])
     repeats = f"; {counts['repeats']} repeat earlier draws and were not trained again" if counts["repeats"] else ""
-    lines = [f"{len(trials)} trials finished ({ends or 'none'}{repeats}), {seconds:.0f} s of training."]
+    count = f"{len(trials)}" if len(trials) == found["asked"] else f"{len(trials)} of {found['asked']}"
+    lines = [f"{count} trials finished ({ends or 'none'}{repeats}), {seconds:.0f} s of training."]
     for rule, choice in found["choices"].items():
         if choice["trial"] is None:
             lines.append(f"{rule}: none ({choice['why']})")

@@ -111,11 +111,19 @@ def assemble(
     """Return the plan whose variants may differ from task to task."""
     if not asked.seeds:
         raise StfsebError("nothing to run: give at least one seed")
+    more["notes"] = (*more.get("notes", ()), *_conditions(asked))
     everything = {v.key: v for task in tasks for v in variants[task]}
     jobs = {(task, v.key): cell(task, v, asked) for task in tasks for v in variants[task]}
     return Plan(
         what, title, asked.seeds, tuple(tasks), tuple(everything.values()), jobs, dict(quantities), dict(parts), **more
     )
+
+
+def _conditions(asked: Asked) -> list[str]:
+    """Say what of the task's own way was changed for all runs."""
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in asked.training.items()]
+    lines = [f"Trained with {', '.join(words)} in place of the task's own."] if words else []
+    return lines + ([f"Context: {asked.context}, not the task's own."] if asked.context else [])
 
 
 def cell(task: str, variant: Variant, asked: Asked) -> tuple[Job, ...]:

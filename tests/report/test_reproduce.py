@@ -1,0 +1,114 @@
+"""From plan to page with runs that are pretended: every table and figure, files, and what is said."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from made_runs import asked, record_of
+from rich.console import Console
+
+from stfseb.experiments.paper import carry_out as carrying
+from stfseb.experiments.paper.plan import ALL, make_plan
+from stfseb.report.reproduce import reproduce
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Runs that take no time: records and parts are written as a run would; returns what was asked to run."""
+    calls = []
+
+    def run_jobs(jobs, results, *, parts, **how):
+        outcome = carrying.Outcome()
+        for job in jobs:
+            folder = job.folder(results)
+            if job.done(results) and all((folder / f"{part}.json").exists() for part in parts):
+                outcome.skipped.append(job.name)
+                continue
+            if job.method == "mfvi":
+                outcome.failed[job.name] = "its card was taken away"
+                continue
+            record = record_of(job)
+            made = record.pop("parts")
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in parts:
+                (folder / f"{part}.json").write_text(json.dumps(made.get(part, {"sets": {}})))
+            (folder / "record.json").write_text(json.dumps(record))
+            outcome.done.append(job.name)
+        calls.append((parts, outcome))
+        return outcome
+
+    monkeypatch.setattr(carrying, "run_jobs", run_jobs)
+    monkeypatch.setattr("stfseb.report.page.PLOTS", ())
+    return calls
+
+
+def test_everything_from_one_command_and_nothing_twice(pretend, tmp_path):
+    ask = asked("mini", methods=("stfseb", "map"), seeds=(0, 1))
+    plans = [make_plan(what, ask) for what in ALL]
+    said = []
+    made = reproduce(plans, tmp_path, announce=said.append, retuned=ask)
+    names = [grid.name for grid in made.grids]
+    assert names == ["table1", "table2", "dof", "context-number", "context-source", "efficiency", "dof-retuned"]
+    for name in names:
+        for kind in ("json", "md", "tex"):
+            assert (tmp_path / "tables" / f"{name}.{kind}").stat().st_size > 100
+    for name in ("figure1", "figure2"):
+        assert (tmp_path / "plots" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    retuned = made.grids[-1]
+    assert all(cell.value is not None for row in retuned.cells for cell in row)
+    assert any(note.startswith("Chosen tau2: ") for note in retuned.notes)
+    assert f"Report: {tmp_path / 'report.html'}" in made.lines
+    assert not made.failed
+
+    count = sum(len(o.done) for _, o in pretend)
+    pretend.clear()
+    again = reproduce(plans, tmp_path, announce=said.append, retuned=ask)
+    assert sum(len(o.done) for _, o in pretend) == 0
+    assert any(line.startswith("0 runs made now, ") for line in again.lines)
+    assert count > 30
+    assert [g.to_json() for g in again.grids] == [g.to_json() for g in made.grids]
+    looked = reproduce(plans, tmp_path, announce=said.append, report_only=True)
+    assert [g.to_json() for g in looked.grids] == [g.to_json() for g in made.grids[:-1]]
+
+
+def test_failed_runs_and_missing_data_are_said(pretend, tmp_path, monkeypatch):
+    monkeypatch.setenv("STFSEB_DATA", str(tmp_path / "none"))
+    ask = asked("mini", "mnist", methods=("map", "mfvi"), seeds=(0, 1))
+    made = reproduce([make_plan("table1", ask)], tmp_path / "r", announce=print)
+    (grid,) = made.grids
+    words = {(stub[1], column): cell.text for stub, row in zip(grid.rows, grid.cells, strict=True)
+             for column, cell in zip(grid.columns, row, strict=True)}  # fmt: skip
+    assert words["mini", "MFVI"] == "failed"
+    assert words["MNIST", "MAP"] == words["MNIST", "MFVI"] == "no data"
+    assert made.failed
+    assert "6 runs are missing: 4 no data, 2 failed." in made.lines
+    assert any("its card was taken away" in line for line in made.lines)
+    page = (tmp_path / "r" / "report.html").read_text("utf-8")
+    assert "no data" in page
+    assert ">failed<" in page
+
+
+def test_tables_of_several_commands_stand_on_one_page(pretend, tmp_path):
+    """A second command for one task must not take the first one's tasks off the page."""
+    reproduce([make_plan("table1", asked("mini", methods=("map",), seeds=(0, 1)))], tmp_path, announce=print)
+    plan = make_plan("table1", asked("mini", methods=("map", "stfseb"), seeds=(0,), training={"epochs": 3}))
+    reproduce([plan], tmp_path, announce=print)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "Other settings" in page
+    assert "MAP, epochs 3" in page
+    assert "Trained with epochs 3 in place of the task" in page  # the table that was asked for, and the other
+    assert {p.name for p in (tmp_path / "tables").glob("table1*.json")} == {"table1.json", "table1-2.json"}
+    out = io.StringIO()
+    Console(file=out, width=80).print(reproduce([plan], tmp_path, announce=print).grids[0].to_rich(80))
+    assert "ST-FS-EB" in out.getvalue()
+
+
+@pytest.mark.parametrize("what", ["readings", "beyond"])
+def test_tables_with_variants_down_the_side(pretend, tmp_path, what):
+    made = reproduce([make_plan(what, asked("fmnist", seeds=(0, 1)))], tmp_path, announce=print)
+    (grid,) = made.grids
+    assert grid.name == f"{what}-fmnist"
+    assert len(grid.rows) == {"readings": 13, "beyond": 12}[what]
+    assert (tmp_path / "tables" / f"{what}-fmnist.tex").exists()
