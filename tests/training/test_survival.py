@@ -575,5 +575,10 @@ def test_weights_that_are_not_finite_are_never_kept(data, tmp_path):
     with pytest.raises(DivergedError, match="in epoch 3") as caught:
         fit(method, *data, **SETTINGS, checkpoint=tmp_path / "run", checkpoint_every=0)
     assert "of epoch 2, step 4, stays" in str(caught.value)
+    again = make()
+    again.net[0].weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(Interrupted, match=r"could not be written \(the weights are not finite\); nothing was saved"):
+        fit(at_step(again, 1, kill(signal.SIGTERM)), *data, **SETTINGS, checkpoint=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
     tensors, _ = checkpoint.read(tmp_path / "run")
     assert all(torch.isfinite(v).all() for name, v in tensors.items() if name.startswith("model/"))

@@ -225,10 +225,12 @@ class Training:
                 signum, where, "nothing was saved; give checkpoint='FILE' to be able to go on the next time"
             )
         try:
-            self.keeper.save(self)
+            failed = "" if self.keeper.save(self) else "the weights are not finite"
         except StfsebError as error:
+            failed = str(error)
+        if failed:
             left = self.keeper.stays() or "; nothing was saved"
-            return Interrupted(signum, where, f"the checkpoint could not be written ({error}){left}")
+            return Interrupted(signum, where, f"the checkpoint could not be written ({failed}){left}")
         return Interrupted(
             signum, where, f"saved in {self.keeper.path}; start it again with the same checkpoint to go on"
         )

@@ -99,16 +99,17 @@ class Keeper:
             self.failing = True
             self.written = time.perf_counter()
 
-    def save(self, training: Training) -> None:
-        """Write the run down; raise a one-line error if that cannot be done."""
+    def save(self, training: Training) -> bool:
+        """Write the run down, unless it has diverged; raise a one-line error if that cannot be done."""
         began = time.perf_counter()
         if not all(bool(torch.isfinite(p).all()) for p in training.method.parameters() if p.is_floating_point()):
-            return  # diverged, which the next step will say: the last good one stays
+            return False  # which the next step will say: the last good one stays
         tensors, state = snapshot(training)
         checkpoint.write(self.path, tensors, {**state, "identity": self.identity})
         self.written = time.perf_counter()
         self.cost = self.written - began
         self.kept, self.failing = _position(state), False
+        return True
 
     def restore(self, training: Training) -> None:
         """Take the run up where the checkpoint has it, if there is one."""
@@ -116,6 +117,8 @@ class Keeper:
             return
         try:
             restore(training, *self.found)
+        except StfsebError:
+            raise
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             why = " ".join(str(error).split())[:200]
             raise StfsebError(f"checkpoint {self.path} cannot be used ({why}): remove it to start over") from error
@@ -193,8 +196,8 @@ def restore(training: Training, tensors: dict[str, Tensor], state: dict[str, Any
         return
     if not isinstance(engine, EagerEngine):
         raise StfsebError(
-            "it was written in the middle of an epoch, which captured steps cannot take up: give capture=False, "
-            "the device of that run, or"
+            "the checkpoint was written in the middle of an epoch, which captured steps cannot take up: go on with "
+            "capture=False, or on the device where the run was"
         )
     training.partial = Partial(state["steps"], tensors["sums"], _below(tensors, "start/"), now, state["epoch_seconds"])
 
@@ -285,7 +288,7 @@ def _described(batches: Batches) -> str:
 def _fingerprint(data: Tensor) -> str:
     version, known = _fingerprints.get(data, (None, ""))
     if version != data._version:
-        known = fingerprint(data)
+        known = fingerprint(data.float() if data.dtype == torch.bfloat16 else data)  # which numpy does not know
         _fingerprints[data] = (data._version, known)
     return str(known)
 
