@@ -12,6 +12,7 @@ from torch import nn
 
 from stfseb import STFSEB, SmallCNN, StfsebError, fit, load, save
 from stfseb.distributions import MultivariateStudentT
+from stfseb.function_prior import FunctionPrior
 from stfseb.methods.context import ContextStream
 from stfseb.methods.learning import COVARIANCE_DOF, DOF, SCALE, VARIANCE, LearningWarning, Learnt
 from stfseb.training.batches import ResidentBatches
@@ -154,6 +155,22 @@ def test_values_move_ten_times_the_learning_rate_and_come_back_from_a_bound():
         assert back < 40
 
 
+def test_learnt_values_compile_in_one_graph():
+    learnt = Learnt({"dof": (5.0, COVARIANCE_DOF), "tau1": (1.0, VARIANCE)})
+    g = torch.Generator().manual_seed(0)
+    basis, spectrum = FunctionPrior.decompose(torch.randn(6, 9, generator=g, dtype=torch.float64))
+    f = torch.randn(4, 6, 2, generator=g)
+
+    def loss(f):
+        prior = FunctionPrior.from_spectrum(basis, spectrum, learnt.value("tau1"), 2.0, learnt.value("dof"))
+        return -prior.log_prob(f).mean()
+
+    ours, theirs = torch.compile(loss, fullgraph=True, backend="aot_eager")(f), loss(f)
+    torch.testing.assert_close(ours, theirs)
+    raw = list(learnt.parameters())
+    torch.testing.assert_close(torch.autograd.grad(ours, raw), torch.autograd.grad(theirs, raw))
+
+
 class Identity(nn.Module):
     """A network whose outputs are its inputs, so that a context set can be any values one likes."""
 
@@ -247,6 +264,18 @@ def test_static_steps_are_the_eager_ones(batch, num_context, live):
     ))  # fmt: skip
     for one, two in zip(trained[0].net.parameters(), trained[1].net.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
+
+
+def test_parts_of_a_step_add_up_to_the_whole(batch):
+    x, y, context = batch
+    method = STFSEB(
+        make_net(), context, num_context=8, samples=2, prior_weight=1.0, learn=("dof", "tau", "sigma")
+    )  # fmt: skip
+    raw = list(method.learning.parameters())
+    whole = torch.autograd.grad(objective(method, batch).total, raw)
+    method.reseed(3)
+    parts = [method.objective(x[i : i + 5], y[i : i + 5], N, batch_size=B).total for i in range(0, B, 5)]
+    torch.testing.assert_close(torch.autograd.grad(sum(parts), raw), whole, rtol=1e-5, atol=1e-6)
 
 
 def test_learning_nothing_changes_nothing(batch):
