@@ -17,7 +17,7 @@ from stfseb import cli
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.run import make_method
-from stfseb.experiments.search import Pruning, make_plan, read_search
+from stfseb.experiments.search import Pruning, make_plan, read_search, search
 from stfseb.experiments.search.outcome import preset
 from stfseb.experiments.search.store import Claim
 from stfseb.experiments.search.trials import Trainer, measure, search_data
@@ -59,6 +59,7 @@ def test_a_search_from_the_command_to_the_files_and_again(task, stfseb, tmp_path
     assert "1/3 · #0 dof=" in err
     assert " left\n" in err
 
+    assert list((folder / "trials").iterdir()) == []  # checkpoints go when their trials are done
     found = read_search(folder)
     assert found == read_search(folder / "search.json")
     assert found["counts"] == {"complete": 3, "pruned": 0, "diverged": 0, "failed": 0, "repeats": 0}
@@ -184,6 +185,19 @@ def test_a_trial_that_diverges_is_told_with_its_reason(task):
     assert result["outcome"] == "diverged"
     assert "nan" in result["reason"] or "inf" in result["reason"] or "finite" in result["reason"]
     json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.gpu
+def test_trials_as_a_population_on_the_card(task, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    plan = make_plan(task, "stfseb", "extended", training={"epochs": 2})
+    found = search(plan, 5, tmp_path, device="cuda", width=2)
+    assert found["counts"]["complete"] + found["counts"]["diverged"] == 5
+    alone = search(plan, 5, tmp_path / "alone", device="cuda", width=1)
+    for one, other in zip(found["trials"], alone["trials"], strict=True):
+        assert one["params"] == other["params"]
+        assert one["nll"] == pytest.approx(other["nll"], rel=0.05)
 
 
 @pytest.mark.parametrize(

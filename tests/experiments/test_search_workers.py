@@ -134,8 +134,10 @@ def test_sigterm_gives_the_trial_back_at_once(tmp_path):
     time.sleep(2)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
-    assert process.returncode != 0
+    assert process.returncode == 128 + signal.SIGTERM
     assert said.rstrip().splitlines()[-1].endswith("the same command goes on from there")
+    assert (database.parent / "trials" / "0.safetensors").exists()  # it will go on in the middle of its training
+    assert read_search(database.parent)["trials"] == []
     from stfseb.experiments.search import make_plan
 
     with Store(f"sqlite:///{database}", make_plan(str(task), "stfseb"), 2) as store:

@@ -11,6 +11,7 @@ from stfseb.experiments.search.outcome import outcome_of, write_search
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
 from stfseb.experiments.search.store import Store
 from stfseb.experiments.search.trials import Trainer, search_data
+from stfseb.training.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from stfseb.experiments.search.plan import Plan
     from stfseb.experiments.search.rules import Trial
     from stfseb.experiments.search.store import Claim
-    from stfseb.experiments.search.trials import History
+    from stfseb.experiments.search.trials import History, SearchData
 
 
 class Watcher:
@@ -66,8 +67,6 @@ def search(
         grace: seconds of silence after which another worker is taken for dead.
         watcher: hears of progress.
     """
-    from stfseb.experiments.machine import code_version
-
     watcher = watcher or Watcher()
     here = folder / "searches" / plan.name
     material = search_data(load_task(plan.task).load(context=plan.context))
@@ -76,21 +75,30 @@ def search(
         trainer = Trainer(
             plan, material, device, width, pruning or NEVER, on_epoch=watcher.epoch, checkpoints=here / "trials"
         )
-        work(store, trainer, watcher)
-        finished = store.trials()
-    task = material.data.task
-    notes = [*material.data.notes]
-    if material.held_back is None:
-        notes.append("no held-back context images: the training images serve as context")
-    else:
-        notes.append(f"held back from every trial: {len(material.held_back)} images of {material.held_back.name}")
+        try:
+            work(store, trainer, watcher)
+        except Interrupted:
+            _write(store, material, here)  # what there is so far can be looked at
+            raise
+        return _write(store, material, here)
+
+
+def _write(store: Store, material: SearchData, here: Path) -> dict[str, Any]:
+    from stfseb.experiments.machine import code_version
+
+    task, held = material.data.task, material.held_back
+    said = (
+        "no held-back context images: the training images serve as context"
+        if held is None
+        else f"held back from every trial: {len(held)} images of {held.name}"
+    )
     found = outcome_of(
-        plan,
-        finished,
-        trials,
+        store.plan,
+        store.trials(),
+        store.total,
         title=task.title,
         classes=task.classes,
-        notes=notes,
+        notes=[*material.data.notes, said],
         more={"code": code_version(), "data": material.facts()},
     )
     write_search(here, found)
