@@ -24,7 +24,18 @@ def test_the_paper_s_grid():
         == search_space("mcdropout")
         == {"sigma": (1e-3, 1e-2, 1e-1, 1.0, 10.0)}
     )
-    assert 1e4 in search_space("stfseb", "extended")["tau2"]
+
+
+def test_the_extended_grid_goes_to_1e4_in_half_decades():
+    for key in ("stfseb", "fseb"):
+        space = search_space(key, "extended")
+        for name in ("tau1", "tau2"):
+            assert space[name][-5:] == (100.0, 300.0, 1000.0, 3000.0, 10000.0)
+            assert 0.01 in space[name]
+        assert space["sigma"] == (0.1, 0.3, 1.0, 3.0, 10.0)
+    scales = search_space("map", "extended")["sigma"]
+    assert (len(scales), scales[0], scales[-1]) == (19, 0.01, 10.0)
+    assert list(scales) == sorted(set(scales))
 
 
 @pytest.mark.parametrize(("which", "key"), [(w, k) for w, spaces in SPACES.items() for k in spaces])
