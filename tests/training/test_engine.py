@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from stfseb import MAP, STFSEB, MCDropout, SmallCNN, fit
+from stfseb import GFSVI, MAP, STFSEB, MCDropout, SmallCNN, fit
 from stfseb.methods.predictor import Predictor
 from stfseb.networks.dropout import Block, Lanes
 from stfseb.training.batches import ResidentBatches
@@ -35,10 +35,16 @@ def context():
     return torch.randn(50, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 3
 
 
+def _fitted(method):
+    method.prior.set(3.0, 2.0)
+    return method
+
+
 MAKERS = {
     "stfseb": lambda c: STFSEB(make_net(), c, num_context=8, samples=2, prior_weight=1.0),
     "stfseb, more points than features": lambda c: STFSEB(make_net(), c, num_context=20, samples=2, prior_weight=1.0),
     "stfseb, gaussian": lambda c: STFSEB(make_net(), c, math.inf, num_context=8, samples=2, prior_weight=1.0),
+    "gfsvi": lambda c: _fitted(GFSVI(make_net(), c, num_context=8, samples=1, rel_sigma_init=1e-9)),
     "mcdropout": lambda c: MCDropout(make_net(), samples=2, prior_weight=1.0),
     "map": lambda c: MAP(make_net()),
 }

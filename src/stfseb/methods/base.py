@@ -213,6 +213,11 @@ class Method(DecidingMixin, nn.Module, ABC):
         """Return tau1/tau2 and the bias variance, by which an engine may factor context Gram matrices beforehand."""
         return None
 
+    def context_factors(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what an engine may compute beforehand for sets of context points (k, N_c, ...): factors, inverses."""
+        del images
+        return None
+
     def reseed(self, seed: int) -> None:
         """Restart the method's own random streams (torch's default generator is the caller's)."""
         if self.context is not None:

@@ -16,27 +16,38 @@ if TYPE_CHECKING:
 
 
 class GaussianDivergence:
-    """KL( N(m, S + e I) || N(0, K + e I) ) for one K and many (m, S), e = gamma mean(diag K), in float64."""
+    """KL( N(m, S + e I) || N(0, K + e I) ) for one K and many (m, S), e = gamma mean(diag K), in float64.
+
+    Of several K (leading indices) it has the factors and inverses, for `factored`.
+    """
 
     def __init__(self, covariance: Tensor, gamma: float | Tensor) -> None:
-        self.size = len(covariance)
+        self.size = covariance.shape[-1]
         self.gamma = gamma
-        self.nugget = gamma * covariance.diagonal().mean()
-        self.eye = torch.eye(self.size, dtype=torch.float64, device=covariance.device)
+        self.nugget = gamma * covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
         self.factor = self._cholesky(covariance, "the prior's covariance")
-        self.log_det = 2 * self.factor.diagonal().log().sum()
+        self.precision = _inverse(self.factor)
+
+    @classmethod
+    def factored(cls, factor: Tensor, precision: Tensor, nugget: Tensor, gamma: float | Tensor) -> GaussianDivergence:
+        """Return the divergence from a prior whose factor and inverse, with the nugget, are known already."""
+        made = cls.__new__(cls)
+        made.size, made.gamma, made.nugget = factor.shape[-1], gamma, nugget
+        made.factor, made.precision = factor, precision
+        return made
 
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return the sum over the leading index of means (n, N) and covariances (n, N, N)."""
         place = self.factor.device
-        inverse = _inverse(self.factor)
         loose = covariance.to(place)
         factor = self._cholesky(loose.detach(), "the linearised network's covariance")
-        result: Tensor = _Divergence.apply(mean.to(place), loose, self.nugget, inverse, factor)  # type: ignore[no-untyped-call]
-        return result + len(mean) * (self.log_det - self.size) / 2
+        result: Tensor = _Divergence.apply(mean.to(place), loose, self.nugget, self.precision, factor)  # type: ignore[no-untyped-call]
+        log_det = 2 * self.factor.diagonal().log().sum()
+        return result + len(mean) * (log_det - self.size) / 2
 
     def _cholesky(self, covariance: Tensor, what: str) -> Tensor:
-        factor, info = torch.linalg.cholesky_ex(covariance + self.nugget * self.eye)
+        eye = torch.eye(self.size, dtype=covariance.dtype, device=covariance.device)
+        factor, info = torch.linalg.cholesky_ex(covariance + self.nugget[..., None, None] * eye)
         if factor.device.type == "cpu" and bool((info != 0).any()):
             raise StfsebError(f"{what} is not positive definite with gamma={float(self.gamma):g}: use a larger gamma")
         # Elsewhere a failure shows as NaN in the loss, without waiting for the device.

@@ -225,7 +225,7 @@ class GFSVI(MeanFieldMethod):
         """
         with torch.autocast(draw.images.device.type, enabled=False):
             linearised = self._linearised(draw.images)
-            reference = GaussianDivergence(self.prior.covariance(draw.images), self.hyper("gamma"))
+            reference = self._reference(draw)
             classes, factor = self._classes(linearised.outputs, draw)
             together = len(classes)
             if not linearised.last_layer:
@@ -237,6 +237,18 @@ class GFSVI(MeanFieldMethod):
             else:
                 total = self._by_pieces(linearised, reference, draw.images, classes.split(together))
             return (total * factor).to(self.like)
+
+    def _reference(self, draw: Draw) -> GaussianDivergence:
+        gamma = self.hyper("gamma")
+        if draw.factor is None or draw.whitener is None:
+            return GaussianDivergence(self.prior.covariance(draw.images), gamma)
+        nugget = gamma * self.prior.variance.to(draw.factor)  # the kernel is stationary: its diagonal is the variance
+        return GaussianDivergence.factored(draw.factor, draw.whitener, nugget, gamma)
+
+    def context_factors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the factors and inverses of the prior's covariances at sets of points (k, N_c, ...)."""
+        reference = GaussianDivergence(self.prior.covariance(images.flatten(2)), self.hyper("gamma"))
+        return reference.factor, reference.precision
 
     def _classes(self, outputs: int, draw: Draw) -> tuple[Tensor, float]:
         """Return the classes of this step, and the factor that makes up for those left out."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from stfseb.distributions import workplace
 from stfseb.errors import StfsebError, unknown
@@ -48,16 +49,19 @@ class GPPrior(nn.Module):
         self.set(fitted.length_scale, fitted.variance)
 
     def covariance(self, x: Tensor) -> Tensor:
-        """Return K (N, N) in float64 for images in the network's scale."""
+        """Return K (N, N) in float64 for images (N, C, H, W) in the network's scale; (k, N, N) for rows (k, N, D)."""
         if not self._known:  # looked at once: reading a value on a card waits for it
             if not math.isfinite(float(self.length_scale)):
                 raise StfsebError("the kernel has not been fitted: call prepare(x, y) before training (`fit` does)")
             self._known = True
         place = workplace(x)
-        pixels = x.detach().to(place, torch.float64).flatten(1)
+        pixels = x.detach().to(place, torch.float64)
         length_scale, variance = (v.to(place, torch.float64) for v in (self.length_scale, self.variance))
         smoothness = SMOOTHNESS[self.kernel]
         kernel: Kernel = RBF(length_scale, variance)
         if math.isfinite(smoothness):
             kernel = Matern(smoothness, length_scale, variance)
+        if x.ndim == 3:
+            sets: Tensor = vmap(kernel)(pixels, pixels)
+            return sets
         return kernel(pixels, pixels)

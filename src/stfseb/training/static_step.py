@@ -84,6 +84,7 @@ class StaticStep:
         """Factor the epoch's Gram matrices in as few calls as memory allows."""
         ratio = self.method.prior_ratio()
         if self.features is None or ratio is None:
+            self._factor_images()
             return
         count, width = self.points.shape[1], self.features.shape[1]
         chunk = max(1, _FACTOR_BYTES // (8 * count * max(count, width)))
@@ -105,6 +106,23 @@ class StaticStep:
                 self.spectra[done : done + len(points)] = spectrum
             if self.whiteners is not None:
                 self.whiteners[done : done + len(points)] = FunctionPrior.whiten(factor)
+            done += len(points)
+
+    def _factor_images(self) -> None:
+        """Factor what a method makes of the context images themselves, if it does."""
+        count, pixels = self.points.shape[1], self.images[0].numel()
+        chunk = max(1, _FACTOR_BYTES // (8 * count * (pixels + count)))
+        done = 0
+        for points in self.points.split(chunk):
+            images = scaled(self.images[points.flatten()], self.method.like).unflatten(0, points.shape)
+            found = self.method.context_factors(images)
+            if found is None:
+                return
+            if self.factors is None or self.whiteners is None:
+                self.factors, self.whiteners = (
+                    torch.zeros(self.steps, *part.shape[1:], dtype=part.dtype, device=self.device) for part in found
+                )
+            self.factors[done : done + len(points)], self.whiteners[done : done + len(points)] = found
             done += len(points)
 
     # The step ----------------------------------------------------------------------------------------
@@ -130,13 +148,15 @@ class StaticStep:
             return x, y, None
         points = self._now(self.points)
         images = scaled(self.images.index_select(0, points), like)
-        if self.features is None or self.factors is None:
+        if self.factors is None:
             return x, y, Draw(images, images.new_zeros(0))
         if self.spectra is not None:
             return x, y, Draw(images, images.new_zeros(0), None, self._now(self.factors), None, self._now(self.spectra))
         if self.whiteners is not None:  # all that the prior needs
             whitener = self._now(self.whiteners)
-            return x, y, Draw(images, images.new_zeros(0), None, whitener, whitener)
+            factor = whitener if self.features is not None else self._now(self.factors)
+            return x, y, Draw(images, images.new_zeros(0), None, factor, whitener)
+        assert self.features is not None
         return x, y, Draw(images, self.features.index_select(0, points), None, self._now(self.factors))
 
     def _now(self, epoch: Tensor) -> Tensor:
