@@ -153,6 +153,33 @@ def test_a_worker_and_the_scheduler_are_killed_and_every_run_is_done_once(tiny, 
             finished.add(line["run"])
 
 
+DRIVER = """
+import json, sys
+from pathlib import Path
+from stfseb.experiments.executors import run_jobs
+from stfseb.experiments.jobs import Job
+
+jobs = [Job(**job) for job in json.loads(sys.argv[1])]
+run_jobs(jobs, Path(sys.argv[2]), executor="dask", address=sys.argv[3], device="cpu", announce=print, progress=False)
+"""
+
+
+def test_a_driver_started_anew_takes_up_the_runs_under_way(tiny, tmp_path):
+    folder, results = tmp_path / "cluster", tmp_path / "results"
+    folder.mkdir()
+    jobs = [make_job(tiny, "map", seed, training={"epochs": 150}) for seed in range(2)]
+    with cluster(folder) as dask:
+        asked = [json.dumps([job.__dict__ for job in jobs]), str(results), dask.address]
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, *asked])
+        wait_for(lambda: len(work_done(folder)) == 2)
+        driver.kill()
+        driver.wait()
+        outcome, _ = run(jobs, results, dask.address)
+    assert sorted(outcome.done) == sorted(job.name for job in jobs)
+    events = sorted((line["event"], line["run"]) for line in work_done(folder))
+    assert events == sorted((event, job.name) for job in jobs for event in ("started", "done"))
+
+
 def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
     folder, results = tmp_path / "cluster", tmp_path / "results"
     folder.mkdir()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments import claims
-from stfseb.experiments.executors.dask_task import do_runs
+from stfseb.experiments.executors.dask_task import clear, do_runs
 from stfseb.experiments.executors.failures import FAILURE, describe, forget_failure, write_failure
 from stfseb.experiments.executors.local import request
 from stfseb.experiments.executors.log import note
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stfseb.experiments.executors.plan import Planned
 
 IN_FLIGHT = 128  # tasks that the scheduler has at a time, so that an elastic cluster sees how much there is
+REMEMBERED = 256  # runs that a task says are recorded
 QUIET = {  # a driver that only waits has no need to look at itself fifty times a second
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "10s",
@@ -52,6 +53,7 @@ def run_on_dask(
         import distributed
     except ImportError as error:
         raise StfsebError("--executor dask needs Dask: pip install 'stfseb[dask]'") from error
+    _allow_many_claims()
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(QUIET))
         cards = 0
@@ -66,6 +68,17 @@ def run_on_dask(
         with View(ledger, show=progress, slots=driver.slots):
             for _ in ledger.rounds():
                 driver.run()
+        driver.clear()
+
+
+def _allow_many_claims() -> None:
+    """Let this process hold as many files as it may: every run in flight has its lock open."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _cluster(distributed: Any, processes: int | None, device: str | None, width: int) -> tuple[Any, int]:
@@ -122,6 +135,7 @@ class _Driver:
         self.completed = distributed.as_completed(loop=client.loop, raise_errors=False)
         self.flying: dict[str, list[Planned]] = {}
         self.held: dict[str, claims.Claim] = {}
+        self.recorded: list[str] = []  # folders that workers need not keep
 
     def run(self) -> None:
         """Submit and record until nothing waits and nothing is under way."""
@@ -129,6 +143,11 @@ class _Driver:
         for future in self.completed:
             self._take(future)
             self._fill()
+
+    def clear(self) -> None:
+        """Let the workers remove what is recorded."""
+        with suppress(Exception):  # it is only tidier
+            self.client.run(clear, _place(next(iter(self.ledger.jobs.values())).results), self.recorded)
 
     def let_go(self) -> None:
         """Give up the claims of runs that are not done."""
@@ -188,8 +207,9 @@ class _Driver:
                 **request(jobs, self.ledger, self.device, self.data_folder, self.width, 0),
                 "forgiven": {entry.name: 1 << 30 for entry in jobs},  # that is the driver's to judge
             },
-            "place": _digest(str(jobs[0].results.resolve())),
-            "folders": {entry.name: entry.folder.relative_to(entry.results).as_posix() for entry in jobs},
+            "place": _place(jobs[0].results),
+            "folders": {entry.name: _below(entry) for entry in jobs},
+            "recorded": self.recorded[-REMEMBERED:],
             "files": {entry.name: _files(entry.folder) for entry in jobs if entry.recorded},
             "threads": 0,
             "cards": self.cards,
@@ -254,6 +274,7 @@ class _Driver:
         else:
             forget_failure(entry.folder)
             found["state"] = "done"
+        self.recorded.append(_below(entry))
         note(entry.results, found["state"], entry.name, executor="dask")
         self._note(Report(entry.name, **found))
 
@@ -266,6 +287,15 @@ def _key(jobs: Sequence[Planned], again: int) -> str:
     """Return a task's key: the same for the same runs, so that a driver started anew finds those under way."""
     text = "|".join([str(jobs[0].results.resolve()), str(again), *jobs[0].parts, *(entry.name for entry in jobs)])
     return f"stfseb-{jobs[0].name}-{_digest(text)}"
+
+
+def _place(results: Path) -> str:
+    """Return the name of the folder in which workers do the runs of a folder of results."""
+    return _digest(str(results.resolve()))
+
+
+def _below(entry: Planned) -> str:
+    return entry.folder.relative_to(entry.results).as_posix()
 
 
 def _digest(text: str) -> str:

@@ -25,7 +25,7 @@ _mine = threading.local()
 def do_runs(request: dict[str, Any]) -> dict[str, Any]:
     """Do the runs of a request; return by name their state and files, and how the process died if it did."""
     scratch = _scratch() / request["place"]
-    _clear()
+    clear(request["place"], request["recorded"])
     folders = {name: scratch / place for name, place in request["folders"].items()}
     for name, files in request["files"].items():
         for place, content in files.items():
@@ -44,7 +44,6 @@ def do_runs(request: dict[str, Any]) -> dict[str, Any]:
                 begun.add(name)
             elif reply["state"] != "elsewhere":
                 found[name] = {**reply, "files": _collect(folders[name])}
-                _mine.delivered.append(folders[name])
                 del jobs[name]
         if not process.alive:
             return {"runs": found, "died": process.how_it_ended(), "begun": sorted(begun & set(jobs))}
@@ -53,11 +52,11 @@ def do_runs(request: dict[str, Any]) -> dict[str, Any]:
     return {"runs": found, "died": None, "begun": []}
 
 
-def _clear() -> None:
-    """Remove the runs of the task before: what was returned may be lost with the scheduler, and is kept until now."""
-    for folder in getattr(_mine, "delivered", ()):
-        shutil.rmtree(folder, ignore_errors=True)
-    _mine.delivered = []
+def clear(place: str, recorded: list[str]) -> None:
+    """Remove runs that the driver has recorded; until then a result may be lost on its way, and is found here."""
+    scratch = _scratch() / place
+    for folder in recorded:
+        shutil.rmtree(scratch / folder, ignore_errors=True)
 
 
 def _scratch() -> Path:

@@ -46,12 +46,13 @@ def run_locally(
         with View(ledger, show=progress):
             pool.run()
         return 0.0
-    place = Workplace(chosen, data_folder, width, progress, ledger.forgiven)
-    size = ROUNDS_OF_PLACES * width if chosen.startswith("cuda") else 1
-    for _ in ledger.rounds():
-        while ledger.waiting:
-            for report in place.do(ledger.chunk(size)):
-                ledger.note(report)
+    on_card = chosen.startswith("cuda")  # runs that share it have no display of their own
+    place = Workplace(chosen, data_folder, width, progress and not on_card, ledger.forgiven)
+    with View(ledger, show=progress and on_card):
+        for _ in ledger.rounds():
+            while ledger.waiting:
+                for report in place.do(ledger.chunk(ROUNDS_OF_PLACES * width if on_card else 1)):
+                    ledger.note(report)
     return place.cpu_seconds
 
 

@@ -22,6 +22,8 @@ def write_plan(results: Path, jobs: Sequence[Planned]) -> None:
     """Add jobs to the results' plan; several commands may do so at once."""
     path = results / PLAN
     with alone_in(results):
+        for part in results.glob(f".{PLAN}.*.part"):  # of a writer that was killed
+            part.unlink(missing_ok=True)
         before = read_plan(results)
         entries = dict(before)
         for entry in jobs:
