@@ -23,7 +23,7 @@ def environment():
 
 
 def stfseb(*words):
-    return subprocess.run(command(*words), capture_output=True, text=True, env=environment(), timeout=600, check=False)
+    return subprocess.run(command(*words), capture_output=True, text=True, env=environment(), timeout=1500, check=False)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_killed_and_started_again_it_ends_with_the_same_numbers(tmp_path):
     assert "4 runs made now" in whole.stdout
     rng = random.Random(os.environ.get("PYTEST_SEED", "0"))
     broken = tmp_path / "broken"
-    for _ in range(3):
+    for _ in range(2):
         child = subprocess.Popen(
             command(*WORDS, "--out", broken, "--quiet"),
             stdout=subprocess.DEVNULL,
@@ -92,11 +92,8 @@ def test_killed_and_started_again_it_ends_with_the_same_numbers(tmp_path):
     assert cells(broken) == cells(tmp_path / "whole")
     assert all(value is not None and len(runs) == 2 for value, _, runs in cells(broken).values())
     page = (broken / "report.html").read_text("utf-8")
-    assert "Beside the paper" in page
+    assert "The paper's tables" in page
 
     again = stfseb(*WORDS, "--out", broken, "--quiet")
     assert "0 runs made now, 4 were there already." in again.stdout
     assert "MC Dropout" in again.stdout
-    only = stfseb(*WORDS, "--out", broken, "--quiet", "--report-only", "--methods", "map,mfvi")
-    assert only.returncode == 0
-    assert "not run" in only.stdout

@@ -98,3 +98,12 @@ def test_tables_are_found_again_from_records_alone(tmp_path, monkeypatch, whats)
     ids = {i for row in found["rows"] for c in row["cells"].values() for i in c["runs"]}
     assert ids <= {r["id"] for r in records}
     assert len(found["columns"]) == {"dof": 6, "context-source": 3}[whats[-1]]
+
+
+def test_runs_of_the_presets_alone_make_the_main_tables_alone(tmp_path, monkeypatch):
+    import stfseb.report.page as page
+
+    monkeypatch.setattr(page, "PLOTS", ())
+    _, records = made("table1", ask=asked("mini", training={"epochs": 2}))
+    write_report(records, tmp_path, "main")
+    assert {p.stem for p in (tmp_path / "tables").glob("*.json")} == {"table1", "table2", "differences"}

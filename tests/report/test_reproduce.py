@@ -61,6 +61,9 @@ def test_everything_from_one_command_and_nothing_twice(pretend, tmp_path):
     assert any(note.startswith("Chosen tau2: ") for note in retuned.notes)
     assert f"Report: {tmp_path / 'report.html'}" in made.lines
     assert not made.failed
+    page = (tmp_path / "report.html").read_text("utf-8")
+    for grid in made.grids:
+        assert f'id="paper-{grid.name}"' in page
 
     count = sum(len(o.done) for _, o in pretend)
     pretend.clear()

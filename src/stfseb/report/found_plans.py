@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stfseb.data.tasks import task_names
 from stfseb.experiments.paper.plan import KINDS, METHODS, Asked, make_plan
+from stfseb.experiments.paper.retuning import retuned_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,13 +16,18 @@ if TYPE_CHECKING:
     from stfseb.report.arrange import Arranged
     from stfseb.report.records import Record
 
-TABLES = tuple(what for what in KINDS if not what.startswith("figure"))
+RETUNED = "dof-retuned"
+TABLES = tuple(
+    w for what in KINDS if not what.startswith("figure") for w in (what, *([RETUNED] if what == "dof" else []))
+)
 _ALWAYS = ("table1", "table2")  # with runs of the presets alone; the others need runs of their own
 
 
 def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked: Sequence[Plan] = ()) -> list[Plan]:
     """Return the plans of all tables that have runs, for the tasks that have them and those that were asked for."""
-    ids = {str(r.get("id")) for r in records if r.get("job")}
+    by_id = {str(r.get("id")): r for r in records if r.get("job")}
+    # Tables beside the main ones are shown when they have runs of their own, not for the presets' runs alone.
+    presets = {str(r.get("id")) for entry in tasks.values() for r in entry.main if r["method"] in METHODS}
     known = [t for t in task_names() if t in tasks and any(r.get("job") for r in tasks[t].main)]
     plans = []
     for what in TABLES:
@@ -29,9 +35,9 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
         extra = [t for p in wanted for t in p.tasks if t not in known and t in task_names()]
         found: list[Plan] = []
         for training, context, group in _alike(known, tasks):
-            plan = _plan(what, [*group, *extra], records, training, context, wanted)
+            plan = _plan(what, [*group, *extra], by_id, training, context, wanted)
             extra = []
-            if plan is not None and _shown(plan, ids):
+            if plan is not None and plan.present(by_id if what in _ALWAYS else set(by_id) - presets):
                 found.append(plan)
         covered = [{job.name for job in plan.all_jobs} for plan in found]
         # What was asked for comes first, unless a table with more tasks, methods or seeds has all of it.
@@ -54,24 +60,19 @@ def _alike(
 def _plan(
     what: str,
     tasks: Sequence[str],
-    records: Sequence[Record],
+    records: Mapping[str, Record],
     training: dict[str, object],
     context: str | None,
     wanted: Sequence[Plan],
 ) -> Plan | None:
-    here = [r for r in records if r.get("job") and r["task"] in tasks]
+    here = [r for r in records.values() if r["task"] in tasks]
     seeds = {int(r.get("seed", 0)) for r in here} | {s for p in wanted for s in p.seeds}
     methods = [m for m in METHODS if any(r["method"] == m for r in here) or any(_has(p, m) for p in wanted)]
     if not tasks or not seeds or not methods:
         return None
-    return make_plan(what, Asked(tuple(tasks), tuple(methods), tuple(sorted(seeds)), dict(training), context))
+    asked = Asked(tuple(tasks), tuple(methods), tuple(sorted(seeds)), dict(training), context)
+    return retuned_plan(asked, records) if what == RETUNED else make_plan(what, asked)
 
 
 def _has(plan: Plan, method: str) -> bool:
     return any(v.method == method for v in plan.variants)
-
-
-def _shown(plan: Plan, ids: set[str]) -> bool:
-    """Tell whether a plan has runs: any for the main tables, of two variants for the others."""
-    there = {variant for (_, variant), jobs in plan.jobs.items() if any(job.name in ids for job in jobs)}
-    return len(there) >= (1 if plan.what in _ALWAYS else 2)

@@ -207,7 +207,7 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
     """Say what the numbers are, which seeds collapsed, which data are subsets, and what is odd about the paper's."""
     tasks = plan.tasks if only is None else (only,)
     count = max((len(c.seeds) for c in cells), default=0)
-    words = ["One seed: differences of the size of seed noise mean nothing."]
+    words = [] if plan.alone else ["One seed: differences of the size of seed noise mean nothing."]
     if count > 1:
         words = [f"Mean ± sample standard deviation over {count} seeds."]
     if any(q.unit == "%" for task in tasks for q in plan.quantities[task]):
@@ -216,7 +216,7 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
         words.append("Best mean bold, second underlined; arrows point to the better direction.")
     if any(c.paper for c in cells):
         words.append("sd: how far ours lies above the paper's figure, in the paper's standard deviations.")
-    lines = [" ".join(words), *plan.notes]
+    lines = [*([" ".join(words)] if words else []), *plan.notes]
     for task in tasks:
         for variant in plan.variants:
             records = found.of(plan, task, variant)
