@@ -55,7 +55,7 @@ def test_a_search_from_the_command_to_the_files_and_again(task, stfseb, tmp_path
     assert f"Written to {folder}: search.json, preset.yaml, search.png, search.pdf" in out
     assert "3 trials finished (3 complete)" in out
     assert "…" not in out  # the table has room on a narrow screen
-    assert err.count("best so far: paper #") == 3
+    assert err.count("best so far: ") == 3
     assert "1/3 · #0 dof=" in err
     assert " left\n" in err
 

@@ -169,3 +169,25 @@ def test_the_replay_catches_a_winner_that_starts_late(recorded):
     curve = best["history"]["nll"]
     best["history"]["nll"] = [math.log(10)] * (len(curve) - 1) + [min(curve)]
     assert "paper" in replay_pruning(late).lost
+
+
+def test_progress_names_the_best_of_both_rules():
+    from rich.console import Console
+
+    from stfseb.experiments.search.progress import SearchProgress
+    from stfseb.experiments.search.store import Claim
+
+    progress = SearchProgress(Console(), show=False)
+    progress.start([], 4)
+    trials = [trial(0, 0.30, auroc=0.8), trial(1, 0.305, auroc=0.9)]
+    line = progress.line(Claim(1, {"tau2": 1.0, "kernel": "rbf"}, 1, 1), trials[1], trials)
+    assert line.startswith("2/4 · #1 tau2=1 kernel=rbf: complete, NLL 0.3050, at T=1.00 0.3050, AUROC 90.0 %, 2 epochs")
+    assert "best so far: paper #0 (NLL 0.3000" in line
+    assert "ours #1 (NLL 0.3050" in line
+    assert line.endswith(" left")
+    both = progress.line(Claim(0, {}, 0, 0), trials[0], trials[:1])
+    assert "best so far: #0 by both rules" in both
+    lost = {"index": 2, "params": {}, "outcome": "diverged", "reason": "nan", "epochs": 0, "seconds": 0.0}
+    assert "diverged, nan, 0 epochs, 0 s · pruned 0 · best so far: none" in progress.line(
+        Claim(2, {}, 2, 2), lost, [lost]
+    )

@@ -74,7 +74,7 @@ class SearchProgress(Watcher):
     def waiting(self, trials: list[Trial]) -> None:
         """Say once that the rest is with other workers."""
         if (self.lines or self.live) and not self.told_waiting:
-            self._say(f"{self.total - len(trials)} trials are with other workers; waiting for them")
+            self._say(f"{self.total - len(trials)} trials are with other workers, or were with one that died; waiting")
         self.told_waiting = True
         if self.live:
             self.bar.update(self.task, completed=len(trials))
@@ -84,13 +84,10 @@ class SearchProgress(Watcher):
         settings = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in claim.params.items())
         figures = result["reason"] if result["outcome"] != "complete" else _figures(result)
         pruned = sum(t["outcome"] == "pruned" for t in trials)
-        best = [
-            f"{rule} #{t['index']} ({_figures(t)})" for rule in RULES if (t := choose(trials, rule).trial) is not None
-        ]
         return (
             f"{len(trials)}/{self.total} · #{claim.index} {settings}: {result['outcome']}, {figures}, "
             f"{result['epochs']} epochs, {result['seconds']:.0f} s · pruned {pruned} · "
-            f"best so far: {', '.join(best) or 'none'}{self._left(len(trials))}"
+            f"best so far: {_best(trials)}{self._left(len(trials))}"
         )
 
     def _left(self, done: int) -> str:
@@ -109,3 +106,13 @@ def _figures(trial: dict[str, Any]) -> str:
     found = trial["metrics"]
     told = "" if found["tempered_auroc"] is None else f", AUROC {100 * found['tempered_auroc']:.1f} %"
     return f"NLL {trial['nll']:.4f}, at T={found['temperature']:.2f} {found['tempered_nll']:.4f}{told}"
+
+
+def _best(trials: list[Trial]) -> str:
+    """Return what both rules would choose now."""
+    paper, ours = (choose(trials, rule).trial for rule in RULES)
+    if paper is None or ours is None:
+        return "none"
+    if paper["index"] == ours["index"]:
+        return f"#{paper['index']} by both rules ({_figures(paper)})"
+    return f"paper #{paper['index']} ({_figures(paper)}), ours #{ours['index']} ({_figures(ours)})"
