@@ -36,7 +36,7 @@ classes: 10
 network: {name: small, hidden: 32}
 dropout: 0.5
 augment: true
-training: {epochs: 8, batch_size: 32, lr: 0.002, patience: 20, train_samples: 2, test_samples: 4}
+training: {epochs: 6, batch_size: 32, lr: 0.003, patience: 20, train_samples: 2, test_samples: 4}
 presets:
   stfseb: {num_context: 16}
 """
@@ -70,10 +70,10 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("task")
-    for name, part, count in (("train", "train", 900), ("test", "test", 200)):
+    for name, part, count in (("train", "train", 500), ("test", "test", 100)):
         images = read(part).take(slice(0, count))
         np.savez(folder / f"{name}.npz", images=images.images.numpy(), labels=images.labels.numpy())
-    np.save(folder / "other.npy", read("kmnist").images[:200].numpy())
+    np.save(folder / "other.npy", read("kmnist").images[:100].numpy())
     (folder / "task.yaml").write_text(TASK)
     return folder / "task.yaml"
 
@@ -145,7 +145,7 @@ def test_twenty_kills(task, nursery, tmp_path):
     assert code == 0, nursery.log.read_text()
     (folder,) = (tmp_path / "undisturbed").iterdir()
     expected = numbers(folder)
-    assert expected["history"][-1]["validation_accuracy"] > 0.5
+    assert expected["history"][-1]["validation_accuracy"] > 0.3
     moments = random.Random(20261115)
     seen = {"nothing yet": 0, "at an epoch": 0, "in an epoch": 0, "trained": 0, "complete": 0}
     leftovers = 0
@@ -183,6 +183,62 @@ def test_twenty_kills(task, nursery, tmp_path):
     print(f"undisturbed {whole:.1f} s; killed when the folder had: {seen}; {leftovers} unfinished files, none read")
     assert seen["in an epoch"] >= 3
     assert seen["at an epoch"] >= 3
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from stfseb.training import checkpoint
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        number = 0
+        while True:
+            number += 1
+            tensors = {str(i): torch.full((250_000,), float(number)) for i in range(4)}
+            checkpoint.write(Path(line.strip()), tensors, {"number": number})
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("gone", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kills_in_the_middle_of_writing(tmp_path):
+    """A process that does nothing but write: at each of 20 moments there is one complete checkpoint, of one number."""
+    file = tmp_path / "run" / "checkpoint"
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    moments, halves, seen = random.Random(5), 0, set()
+    with process:
+        for _ in range(KILLS):
+            process.stdin.write(f"{file}\n")
+            process.stdin.flush()
+            child = int(process.stdout.readline())
+            time.sleep(moments.uniform(0.05, 0.5))
+            os.kill(child, signal.SIGKILL)
+            assert process.stdout.readline() == "gone\n"
+            halves += len(list(file.parent.glob(".checkpoint.*.part"))) if file.parent.exists() else 0
+            found = checkpoint.read(file)
+            if found is not None:
+                assert {float(value) for tensor in found[0].values() for value in tensor.unique()} == {
+                    float(found[1]["number"])
+                }
+                seen.add(found[1]["number"])
+            checkpoint.make_ready(file)
+            assert not list(file.parent.glob(".*"))
+        process.stdin.close()
+    print(f"{halves} of {KILLS} kills left an unfinished file; the checkpoints had the numbers {sorted(seen)}")
+    assert halves >= 1
+    assert len(seen) > 1
 
 
 @pytest.mark.slow
