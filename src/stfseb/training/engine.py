@@ -222,6 +222,11 @@ class CapturedEngine:
         return sums
 
 
+def worth_compiling(steps: int) -> bool:
+    """Tell whether so many steps earn back the time of a compilation."""
+    return steps >= _WORTH_COMPILING
+
+
 def make_engine(
     method: Method,
     batches: Batches,
@@ -252,7 +257,7 @@ def make_engine(
                 batches,
                 optimiser,
                 chosen,
-                compiled=steps >= _WORTH_COMPILING if compiled is None else compiled,
+                compiled=worth_compiling(steps) if compiled is None else compiled,
             )
         except Exception as error:  # a module may do anything in its forward; eager can run it
             if capture:

@@ -21,7 +21,7 @@ import torch
 from stfseb.errors import StfsebError
 from stfseb.methods.base import Method, check_count
 from stfseb.training.batches import Augment, ResidentBatches, as_pair
-from stfseb.training.engine import CapturedEngine
+from stfseb.training.engine import CapturedEngine, worth_compiling
 from stfseb.training.fit import conclude
 from stfseb.training.folds import NoMemoryError
 from stfseb.training.interrupts import Interrupted, Interrupts
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VALIDATION_ROWS = 1024
+_RUNS = 3  # that a place is expected to see, of which nobody knows how many are to come
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def fit_population(
     x, y = (part.to(place) for part in pair)
     held_out = ResidentBatches(*held, _VALIDATION_ROWS, 0, place)
     base = Protocol(**protocol)
+    if base.compiled is None:  # a place's step is compiled once for all runs that come to it
+        base = replace(base, compiled=worth_compiling(_RUNS * base.epochs * (len(x) // batch_size)))
     waiting = iter(members)
     running: list[_Place] = []
     free: list[CapturedEngine] = []
