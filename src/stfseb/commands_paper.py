@@ -10,7 +10,8 @@ import typer
 from stfseb.errors import StfsebError
 
 _WHAT = (
-    "table1, table2, figure1, figure2, dof, context-number, context-source, efficiency; all of these; readings; beyond."
+    "table1, table2, figure1, figure2, dof, context-number, context-source, efficiency; all (of these); "
+    "readings, beyond, samples."
 )
 
 

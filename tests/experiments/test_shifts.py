@@ -66,6 +66,15 @@ def test_corruption_against_scikit_learn(method, data, monkeypatch):
     assert found["clean"]["acc"] == pytest.approx((clean.argmax(1) == data.test.labels.numpy()).mean())
 
 
+def test_more_and_fewer_samples_are_evaluations(method, data, monkeypatch):
+    monkeypatch.setattr(shifts, "COUNTS", (1, 3))
+    few = replace(data, ood={"mnist": data.ood["mnist"].take(slice(50))})
+    found = shifts.measure_part("samples", method, few, samples=10)["sets"]
+    assert set(found) == {"1", "3"}
+    assert found["3"] == evaluate(method, few.test, few.ood, samples=3)
+    assert found["1"]["nll"] != found["3"]["nll"]
+
+
 def test_a_task_without_corruptions_has_no_sets(method, data):
     plain = replace(data, task=load_task("mini"))
     assert shifts.measure_part("corruption", method, plain, samples=1)["sets"] == {}

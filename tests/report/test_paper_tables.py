@@ -200,6 +200,20 @@ def test_readings_name_the_nearest():
     assert len(grid.rows) == 13
 
 
+def test_samples_are_columns_of_the_same_runs():
+    ask = asked("mini", seeds=(0, 1))
+    _, records = made("samples", ask=ask, parts=("samples",))
+    assert len(records) == 2
+    grid = table("samples", records, ask)
+    assert grid.columns == ("1", "10", "100")
+    cells = [cell(grid, ("NLL ↓",), column) for column in grid.columns]
+    own = np.mean([r["metrics"]["nll"] for r in records])
+    assert [c.value for c in cells] == pytest.approx([own + 0.05, own, own - 0.01])
+    assert len({c.runs for c in cells}) == 1
+    bare = table("samples", [r | {"parts": {}} for r in records], ask)
+    assert {c.text for row in bare.cells for c in row} == {"not measured"}
+
+
 def test_differences_are_scipys_paired_intervals(runs):
     plans, records = runs
     grid = difference_grid(plans, Found(by_id(records)))

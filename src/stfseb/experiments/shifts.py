@@ -1,7 +1,8 @@
-"""What a trained method does when the test images change: turned, or corrupted.
+"""What a trained method does when the test images change, turned or corrupted, and with more or fewer samples.
 
-A run's folder gets one file for each part that was measured, `rotation.json` and `corruption.json`, beside its
-record. Weight samples have the seed of the record's evaluation, so that turning by 0 degrees gives its numbers.
+A run's folder gets one file for each part that was measured, `rotation.json`, `corruption.json` and `samples.json`,
+beside its record. Weight samples have the seed of the record's evaluation, so that turning by 0 degrees gives its
+numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from stfseb.errors import unknown
 from stfseb.evaluation import metrics, ood
+from stfseb.evaluation.evaluate import evaluate
 from stfseb.evaluation.shifts import rotate
 from stfseb.likelihoods import Categorical
 from stfseb.methods.calibrated import mapped, tempered
@@ -26,22 +28,24 @@ if TYPE_CHECKING:
     from stfseb.evaluation.metrics import Array
     from stfseb.methods.base import Method
 
-PARTS = ("rotation", "corruption")
+PARTS = ("rotation", "corruption", "samples")
+COUNTS = (1, 10, 100)  # Monte Carlo samples at test time
 _SEED = 0  # of the weight samples, as in `evaluate`
 _ROWS = {"cpu": 256, "cuda": 4096}
 
 
 def measure_part(part: str, method: Method, data: TaskData, samples: int) -> dict[str, Any]:
-    """Return what `part` ("rotation" or "corruption") says about a trained method, as JSON knows it.
+    """Return what `part` ("rotation", "corruption" or "samples") says about a trained method, as JSON knows it.
 
     Rotation: `sets` maps each angle of the task, as text, to `acc`, `nll`, `ece` and the mean `confidence`.
     Corruption: `sets` maps "TYPE/SEVERITY" to `acc`, `nll`, `ece`, `confidence` and `auroc`, the chance that a
     corrupted image looks less familiar (maximum softmax probability) than a clean one; `clean` has the same of
-    the clean test images. A task without the shift has no sets.
+    the clean test images. A task without the shift has no sets. Samples: `sets` maps each of `COUNTS` to the
+    metrics of `stfseb.evaluate` with so many Monte Carlo samples.
     """
     if part not in PARTS:
         raise unknown("part", part, PARTS)
-    measure = _rotation if part == "rotation" else _corruption
+    measure = {"rotation": _rotation, "corruption": _corruption, "samples": _counts}[part]
     return {"part": part, "samples": samples, **measure(method, data, samples)}
 
 
@@ -69,6 +73,11 @@ def _corruption(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
         sets[f"{kind}/{severity}"] = {**quality, "auroc": ood.auroc(familiar, ood.msp(found[None]))}
         notes[images.note] = None
     return {"suite": suite.suite, "sets": sets, "clean": _quality(clean, labels), "notes": [n for n in notes if n]}
+
+
+def _counts(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
+    del samples
+    return {"sets": {str(n): evaluate(method, data.test, data.ood, samples=n, seed=_SEED) for n in COUNTS}}
 
 
 def _quality(log_probs: Array, labels: NDArray[np.int64]) -> dict[str, float]:

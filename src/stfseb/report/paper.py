@@ -28,7 +28,7 @@ class Found:
     def of(self, plan: Plan, task: str, variant: Variant) -> list[Record]:
         """Return the records of a cell, in the order of seeds."""
         jobs = plan.jobs.get((task, variant.key), ())
-        return [self.records[job.name] for job in jobs if job.name in self.records]
+        return [variant.seen(self.records[job.name]) for job in jobs if job.name in self.records]
 
     def why_not(self, plan: Plan, task: str, variant: Variant) -> str:
         """Say in a word or two why a cell has no runs."""
@@ -123,7 +123,7 @@ def _cell(plan: Plan, found: Found, task: str, variant: Variant, quantity: Quant
         return Cell(found.why_not(plan, task, variant), below=_words(paper, None, quantity), paper=theirs)
     pairs = [(r, value) for r in records if (value := quantity.read(r)) is not None]
     if not pairs:
-        return Cell(_unread(task, quantity), below=_words(paper, None, quantity), paper=theirs)
+        return Cell(_unread(task, quantity, variant), below=_words(paper, None, quantity), paper=theirs)
     values = [value for _, value in pairs]
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 else None
@@ -164,12 +164,14 @@ def beside(plan: Plan, task: str, quantity: Quantity, variant: Variant) -> Print
     return printed(plan.what.removesuffix("-retuned"), task, quantity.key, variant.key)
 
 
-def _unread(task: str, quantity: Quantity) -> str:
+def _unread(task: str, quantity: Quantity, variant: Variant) -> str:
     """Say why runs lack a number: images that are not there, or a part that was not measured."""
     name = quantity.key.removeprefix("auroc/").partition("/")[0]
     suite = load_task(task).shifts.corruption
     measurable = suite is not None and suite.suite == name
-    return "not measured" if measurable or not quantity.key.startswith("auroc/") else "no data"
+    if measurable or variant.samples or not quantity.key.startswith("auroc/"):
+        return "not measured"
+    return "no data"
 
 
 def _words(paper: Printed | None, ours: float | None, quantity: Quantity) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-PARTS = ("rotation", "corruption")
+PARTS = ("rotation", "corruption", "samples")
 
 
 def read_results(folder: Path, only: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """Return the records of all complete runs below `folder` (or of those with these ids), in the order of names.
 
-    What lies beside a record as `rotation.json` or `corruption.json` is added to it under "parts".
+    What lies beside a record as `rotation.json`, `corruption.json` or `samples.json` is added to it under "parts".
     """
     wanted = None if only is None else set(only)
     records = []

@@ -34,8 +34,9 @@ KINDS = {
     "efficiency": "main",
     "readings": "readings",
     "beyond": "beyond",
+    "samples": "samples",
 }
-ALL = tuple(what for what in KINDS if what not in ("readings", "beyond"))
+ALL = tuple(what for what in KINDS if what not in ("readings", "beyond", "samples"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ class Variant:
     settings: dict[str, Any] = field(default_factory=dict)
     context: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
+    samples: int | None = None  # the same runs, evaluated with so many Monte Carlo samples
+
+    def seen(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a run's record as this variant sees it."""
+        if self.samples is None:
+            return record
+        part = (record.get("parts") or {}).get("samples") or {}
+        return {**record, "metrics": part.get("sets", {}).get(str(self.samples), {}), "parts": {}}
 
 
 @dataclass(frozen=True)
