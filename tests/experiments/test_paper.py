@@ -59,6 +59,16 @@ def test_dof_column_of_the_preset_is_the_preset():
     assert [v.key for v in plan.variants] == ["2.1", "3", "5", "10", "20", "inf"]
 
 
+def test_sources_of_the_context_stay_apart_whatever_context_is_asked_for():
+    plan = make_plan("context-source", ask("fmnist", context="train"))
+    assert {v: plan.jobs["fmnist", v][0].context for v in ("auxiliary", "train", "none")} == {
+        "auxiliary": None,
+        "train": "train",
+        "none": "train",
+    }
+    assert plan.jobs["fmnist", "none"][0].settings["functional_scale"] == 0
+
+
 def test_parts_go_with_the_tasks_that_have_them():
     assert make_plan("table2", ask("mnist", "fmnist")).parts == {"mnist": ("corruption",), "fmnist": ()}
     assert make_plan("figure1", ask("mnist")).parts == {"mnist": ("rotation",)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, corruption_parts, tasks_of
@@ -48,6 +49,8 @@ def variants(what: str) -> list[Variant]:
 
 def plan(what: str, asked: Asked) -> Plan:
     """Return the plan of an ablation; the method is ST-FS-EB whatever methods were asked for."""
+    if what == "context-source":
+        asked = replace(asked, context=None)  # each column chooses its own
     tasks = tasks_of(asked)
     loaded = {name: load_task(name) for name in tasks}
     keys = ("acc", "ece", "nll") if what == "context-source" else ("acc", "nll")
