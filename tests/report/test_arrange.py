@@ -106,4 +106,4 @@ def test_runs_of_the_presets_alone_make_the_main_tables_alone(tmp_path, monkeypa
     monkeypatch.setattr(page, "PLOTS", ())
     _, records = made("table1", ask=asked("mini", training={"epochs": 2}))
     write_report(records, tmp_path, "main")
-    assert {p.stem for p in (tmp_path / "tables").glob("*.json")} == {"table1", "table2", "differences"}
+    assert {p.stem for p in (tmp_path / "tables").glob("*.json")} == {"table1", "table2", "scorecard", "differences"}

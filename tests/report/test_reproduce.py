@@ -109,7 +109,8 @@ def test_tables_of_several_commands_stand_on_one_page(pretend, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["readings", "beyond"])
-def test_tables_with_variants_down_the_side(pretend, tmp_path, what):
+def test_tables_with_variants_down_the_side(pretend, tmp_path, what, monkeypatch):
+    monkeypatch.setattr(carrying, "not_on_disk", lambda job, folder: None)
     made = reproduce([make_plan(what, asked("fmnist", seeds=(0, 1)))], tmp_path, announce=print)
     (grid,) = made.grids
     assert grid.name == f"{what}-fmnist"

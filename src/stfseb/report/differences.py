@@ -33,7 +33,7 @@ def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
     for task in tasks:
         for plan in plans:
             for quantity in plan.quantities.get(task, ()):
-                cells = tuple(_cell(plan, found, task, other, quantity) for other in others.values())
+                cells = tuple(difference_cell(plan, found, task, other, quantity) for other in others.values())
                 if any(c.value is not None for c in cells):
                     rows.append(((task_label(task), quantity.heading), cells))
     if not rows:
@@ -51,7 +51,8 @@ def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
     )
 
 
-def _cell(plan: Plan, found: Found, task: str, other: Variant, quantity: Quantity) -> Cell:
+def difference_cell(plan: Plan, found: Found, task: str, other: Variant, quantity: Quantity) -> Cell:
+    """Return ST-FS-EB minus another method with its interval; two common seeds are needed."""
     ours = next((v for v in plan.variants if v.key == OURS), None)
     if ours is None:
         return Cell("–")

@@ -48,7 +48,7 @@ def paper_grids(plan: Plan, found: Found) -> list[Grid]:
         order = {q.key: i for i, (_, q) in reversed(list(enumerate(rows)))}
         rows.sort(key=lambda row: order[row[1].key])  # stable: tasks keep their order
     variants = [v for v in plan.variants if any((task, v.key) in plan.jobs for task in plan.tasks)]
-    cells = [ranked([_cell(plan, found, task, v, q) for v in variants], q.digits, q.higher) for task, q in rows]
+    cells = [ranked([number_cell(plan, found, task, v, q) for v in variants], q.digits, q.higher) for task, q in rows]
     titles = {task: task_label(task) for task in plan.tasks}
     stubs = [(q.heading, titles[t]) if plan.by_metric else (titles[t], q.heading) for t, q in rows]
     grid = Grid(
@@ -67,7 +67,7 @@ def paper_grids(plan: Plan, found: Found) -> list[Grid]:
 def _down(plan: Plan, found: Found, task: str) -> Grid:
     variants = [v for v in plan.variants if (task, v.key) in plan.jobs]
     quantities = plan.quantities[task]
-    columns = [ranked([_cell(plan, found, task, v, q) for v in variants], q.digits, q.higher) for q in quantities]
+    columns = [ranked([number_cell(plan, found, task, v, q) for v in variants], q.digits, q.higher) for q in quantities]
     headings = [q.heading for q in quantities]
     nearest: tuple[str, ...] = ()
     if plan.what == "readings" and any(c.paper_deviations is not None for column in columns for c in column):
@@ -115,7 +115,8 @@ def _distance(cells: Sequence[Cell]) -> Cell:
     return Cell(f"{value:.2f}", value, runs=wanted[0].runs)
 
 
-def _cell(plan: Plan, found: Found, task: str, variant: Variant, quantity: Quantity) -> Cell:
+def number_cell(plan: Plan, found: Found, task: str, variant: Variant, quantity: Quantity) -> Cell:
+    """Return one cell: mean and deviation over seeds, the paper's figure, and the runs; or why there is none."""
     records = found.of(plan, task, variant)
     paper = beside(plan, task, quantity, variant)
     theirs = None if paper is None else (paper.mean, paper.std)

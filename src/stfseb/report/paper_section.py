@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.report.differences import difference_grid
 from stfseb.report.found_plans import found_plans
 from stfseb.report.paper import Found, paper_grids
+from stfseb.report.scorecard import scorecard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,10 +57,9 @@ def all_grids(
     grids: list[Grid] = []
     for plan in plans:
         grids += [grid for grid in paper_grids(plan, found) if not grid.empty]
-    between = difference_grid([p for p in plans if p.what in ("table1", "table2")], found)
-    if between is not None:
-        place = 1 + max((i for i, g in enumerate(grids) if g.name in ("table1", "table2")), default=-1)
-        grids.insert(place, between)
+    main = [p for p in plans if p.what in ("table1", "table2")]
+    place = 1 + max((i for i, g in enumerate(grids) if g.name in ("table1", "table2")), default=-1)
+    grids[place:place] = [g for g in (scorecard(main, found), difference_grid(main, found)) if g is not None]
     return _distinct(grids)
 
 
