@@ -32,8 +32,9 @@ pytestmark = [
 class Cluster:
     """A scheduler and workers as processes of this test."""
 
-    def __init__(self, folder):
-        self.folder, self.workers, self.resources = folder, {}, []
+    def __init__(self, folder, shared=True):
+        self.folder, self.workers = folder, {}
+        self.scratch = {"STFSEB_SCRATCH": str(folder / "scratch")} if shared else {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -61,7 +62,7 @@ class Cluster:
         code = f"import sys; from distributed.cli.{module} import main; main()"
         environment = {
             **os.environ,
-            "STFSEB_SCRATCH": str(self.folder / "scratch"),
+            **self.scratch,
             "OMP_NUM_THREADS": "1",
             "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "3",
         }
@@ -97,7 +98,7 @@ def wait_for(condition, seconds=90, pause=0.05):
 
 def work_done(folder):
     """Return the lines that the workers' own processes wrote about the runs they did."""
-    return [line for log in folder.glob("scratch/*/log.jsonl") for line in read_log(log.parent)]
+    return [line for log in folder.rglob("log.jsonl") for line in read_log(log.parent)]
 
 
 def run(jobs, results, address, **more):
@@ -186,7 +187,7 @@ def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
     # Of different groups, so that each is a task of its own that takes half of the (pretended) card.
     jobs = [make_job(tiny, "map", 0, training={"epochs": 10 + i}) for i in range(4)]
     wrong = make_job(tiny, "map", 1, settings={"sigma": -1.0})
-    found = Cluster(folder)
+    found = Cluster(folder, shared=False)
     found.start_scheduler()
     try:
         found.start_worker("alice", "--resources", "GPU=1", "--nthreads", "4")
@@ -202,6 +203,8 @@ def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
         (under_way.add if line["event"] == "started" else under_way.discard)(line["run"])
         most = max(most, len(under_way))
     assert most == 2
+    assert "Traceback" not in (folder / "dask_worker.log").read_text()
+    assert not list(folder.rglob("*-seed*"))  # cleared once recorded
 
 
 def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tiny, tmp_path, monkeypatch):
@@ -210,11 +213,11 @@ def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tin
     share = []
 
     def watch():
-        wait_for(lambda: work_done(tmp_path))
-        os.kill(work_done(tmp_path)[0]["process"], signal.SIGKILL)
-        wait_for(lambda: len(work_done(tmp_path)) == 2)  # the long one has begun
+        wait_for(lambda: work_done(tmp_path / "scratch"))
+        os.kill(work_done(tmp_path / "scratch")[0]["process"], signal.SIGKILL)
+        wait_for(lambda: len(work_done(tmp_path / "scratch")) == 2)  # the long one has begun
         began, cpu = time.perf_counter(), time.process_time()
-        wait_for(lambda: len(work_done(tmp_path)) > 2, pause=1)
+        wait_for(lambda: len(work_done(tmp_path / "scratch")) > 2, pause=1)
         share.append((time.process_time() - cpu) / (time.perf_counter() - began))
 
     thread = threading.Thread(target=watch)
@@ -227,6 +230,7 @@ def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tin
     assert share[0] < 0.02  # this thread's own looking included
 
 
-def test_nobody_at_the_address_is_said(tiny, tmp_path):
+def test_nobody_at_the_address_is_said(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("stfseb.experiments.executors.dask.PATIENCE", "2s")
     with pytest.raises(StfsebError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*is it running"):
         run([make_job(tiny, "map")], tmp_path, "tcp://127.0.0.1:9")

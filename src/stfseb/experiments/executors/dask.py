@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stfseb.experiments.executors.plan import Planned
 
 IN_FLIGHT = 128  # tasks that the scheduler has at a time, so that an elastic cluster sees how much there is
+PATIENCE = "15s"  # for a scheduler's first answer
 REMEMBERED = 256  # runs that a task says are recorded
 QUIET = {  # a driver that only waits has no need to look at itself fifty times a second
     "distributed.admin.tick.interval": "1s",
@@ -102,7 +103,7 @@ def _cluster(distributed: Any, processes: int | None, device: str | None, width:
 
 def _connect(distributed: Any, target: Any) -> Any:
     try:
-        return distributed.Client(target, set_as_default=False, timeout="15s")
+        return distributed.Client(target, set_as_default=False, timeout=PATIENCE)
     except (OSError, TimeoutError, ValueError) as error:
         raise StfsebError(f"no Dask scheduler answers at {target} ({error}): is it running?") from error
 

@@ -52,20 +52,25 @@ def do_runs(request: dict[str, Any]) -> dict[str, Any]:
     return {"runs": found, "died": None, "begun": []}
 
 
-def clear(place: str, recorded: list[str]) -> None:
-    """Remove runs that the driver has recorded; until then a result may be lost on its way, and is found here."""
-    scratch = _scratch() / place
+def clear(place: str, recorded: list[str], dask_worker: Any = None) -> None:
+    """Remove runs that the driver has recorded; until then a result may be lost on its way, and is found here.
+
+    Outside a task Dask gives the worker as an argument.
+    """
+    scratch = _scratch(dask_worker) / place
     for folder in recorded:
         shutil.rmtree(scratch / folder, ignore_errors=True)
 
 
-def _scratch() -> Path:
+def _scratch(worker: Any = None) -> Path:
     given = os.environ.get(SCRATCH)
     if given:
         return Path(given)
-    from distributed import get_worker
+    if worker is None:
+        from distributed import get_worker
 
-    return Path(get_worker().local_directory) / "stfseb"
+        worker = get_worker()
+    return Path(worker.local_directory) / "stfseb"
 
 
 def _number() -> int:
