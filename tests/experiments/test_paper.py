@@ -152,3 +152,15 @@ def test_a_results_folder_without_runs_says_why(tmp_path, monkeypatch):
     plans = [make_plan("table1", ask("mnist", methods=("map",)))]
     with pytest.raises(StfsebError, match="MNIST: mnist train is not on disk"):
         reproduce(plans, tmp_path / "results", announce=print, report_only=True)
+
+
+def test_a_whole_number_in_a_preset_is_the_same_run(monkeypatch):
+    """Presets are YAML, in which somebody may write 20 for 20.0."""
+    from dataclasses import replace
+
+    from stfseb.experiments import jobs
+
+    task = load_task("cifar10")
+    written = replace(task, presets={**task.presets, "stfseb": {**task.presets["stfseb"], "dof": 20, "tau2": 1000}})
+    monkeypatch.setattr(jobs, "load_task", lambda name: written)
+    assert make_job("cifar10", "stfseb", 0, settings={"dof": 20.0}).name == make_job("cifar10", "stfseb", 0).name

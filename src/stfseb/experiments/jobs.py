@@ -94,7 +94,9 @@ def make_job(
 def _complete(
     task: Task, key: str, settings: dict[str, Any], training: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    whole = {**task.presets.get(key, {}), **settings}
+    preset = task.presets.get(key, {})
+    # 20 and 20.0 are one run: a value equal to the preset's is written as the preset has it.
+    whole = {**preset, **{k: v for k, v in settings.items() if k not in preset or preset[k] != v}}
     # JSON has no infinity: a Gaussian prior's dof is "inf", in the identity as in records.
     plain = {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in whole.items()}
     return plain, {**task.training, **training}
