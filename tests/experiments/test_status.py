@@ -44,7 +44,7 @@ def test_states(folder):
     runs = by_name(found)
     assert found.counts == {"done": 1, "running": 1, "failed": 1, "left": 2}
     assert runs[good[0].name].state == "done"
-    assert runs[good[0].name].seconds == good[0].record(results)["seconds"]
+    assert runs[good[0].name].seconds > good[0].record(results)["seconds"]  # with the evaluation
     assert (runs[good[1].name].state, runs[good[1].name].missing) == ("left", ["rotation"])
     running = runs[rest[0].name]
     assert (running.state, running.epoch, running.epochs) == ("running", 4, 9)
@@ -99,6 +99,7 @@ def test_runs_that_were_copied_here_count_though_no_plan_knows_them(folder, tmp_
     target.mkdir(parents=True)
     (target / "record.json").write_bytes((good[0].folder(results) / "record.json").read_bytes())
     (run,) = status(tmp_path).runs
+    assert run.seconds == good[0].record(results)["seconds"]
     assert (run.state, run.task, run.method, run.seed) == ("done", "tiny", "map", 0)
 
 

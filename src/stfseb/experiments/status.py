@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.errors import StfsebError
 from stfseb.experiments import claims
 from stfseb.experiments.executors.failures import read_failure
+from stfseb.experiments.executors.log import read_log
 from stfseb.experiments.executors.plan_file import read_plan
 from stfseb.files import read_json
 
@@ -34,7 +35,7 @@ class RunStatus:
     method: str
     seed: int | None
     state: str
-    seconds: float | None = None  # of training when done, since the claim when running
+    seconds: float | None = None  # that it took (by the record alone: its training), or since the claim
     epochs: int | None = None  # at most
     epoch: int | None = None  # complete ones in the checkpoint
     who: dict[str, Any] = field(default_factory=dict)  # holds the claim
@@ -94,10 +95,11 @@ def status(results: Path) -> Status:
         places.setdefault(folder.name, folder)
     if not places:
         raise StfsebError(f"nothing was planned or done in {results}: give the folder that holds 'runs'")
-    return Status([_look(name, folder, plan.get(name, {})) for name, folder in places.items()])
+    took = {line["run"]: line["seconds"] for line in read_log(results) if line.get("seconds")}
+    return Status([_look(name, folder, plan.get(name, {}), took.get(name)) for name, folder in places.items()])
 
 
-def _look(name: str, folder: Path, planned: dict[str, Any]) -> RunStatus:
+def _look(name: str, folder: Path, planned: dict[str, Any], took: float | None) -> RunStatus:
     method, _, rest = name.partition("-seed")
     number = rest.partition("-")[0]
     run = RunStatus(
@@ -111,7 +113,7 @@ def _look(name: str, folder: Path, planned: dict[str, Any]) -> RunStatus:
     recorded = (folder / "record.json").exists()
     if recorded:
         record = read_json(folder / "record.json", "record")
-        run.seconds = float(record.get("seconds") or 0.0)
+        run.seconds = float(took or record.get("seconds") or 0.0)
         run.epoch = len(record.get("history", ()))
         run.missing = [part for part in planned.get("parts", ()) if not (folder / f"{part}.json").exists()]
         if not run.missing:

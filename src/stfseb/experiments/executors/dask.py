@@ -276,7 +276,7 @@ class _Driver:
             forget_failure(entry.folder)
             found["state"] = "done"
         self.recorded.append(_below(entry))
-        note(entry.results, found["state"], entry.name, executor="dask")
+        note(entry.results, found["state"], entry.name, executor="dask", seconds=round(found["seconds"], 3))
         self._note(Report(entry.name, **found))
 
     def _note(self, report: Report) -> None:
