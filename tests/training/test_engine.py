@@ -306,6 +306,24 @@ def test_captured_runs_repeat_and_do_not_depend_on_their_neighbours(images):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_runs_at_once_do_not_disturb_each_other(images, compiled):
+    """Graphs captured on one stream shared the workspace of their matrix products: runs at once turned to NaN."""
+    x, y = (part.repeat(20, *(1,) * (part.ndim - 1)) for part in images)
+
+    def make():
+        torch.manual_seed(0)
+        return MCDropout(SmallCNN())
+
+    members = [Member(str(i), make, 0) for i in range(6)]
+    settings = {"epochs": 20, "patience": 20, "batch_size": 128, "device": "cuda", "compiled": compiled}
+    ends = [o.result.history[-1]["data"] for o in fit_population(members, (x, y), images, width=3, **settings)]
+    assert len(ends) == 6
+    assert max(ends) < 0.2
+    assert max(ends) < 1.5 * min(ends)  # the same run six times, up to what bf16 sums in another order
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("key", ["stfseb", "mfvi", "gfsvi"])
 def test_a_captured_step_serves_one_run_after_another(images, key):
     from stfseb.methods.registry import method_class

@@ -125,6 +125,7 @@ class CapturedEngine:
         method.make_live(method.like)
         # A generator of its own: what other runs draw on the same device does not change this one.
         self.generator = torch.Generator(method.like.device)
+        self.capturing = torch.cuda.Stream(method.like.device)
         self.full = self._static(full, batches.batch_size)
         self.graph = self._capture(self.full, compiled)
         self.rest = self._static(1, rest) if rest else None
@@ -199,8 +200,12 @@ class CapturedEngine:
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with running(self.precision, step.device), torch.cuda.graph(graph, pool=pool):
+        # A matrix product's workspace belongs to the stream it was captured on, and torch captures on one stream for
+        # all: graphs replayed at once, as a population's are, would write into each other's. Each engine has its own.
+        _forget_workspaces()
+        with running(self.precision, step.device), torch.cuda.graph(graph, pool=pool, stream=self.capturing):
             step()
+        _forget_workspaces()
         step.release()
         return graph
 
@@ -220,6 +225,13 @@ class CapturedEngine:
             sums += step.sums
             on_step(step.steps)
         return sums
+
+
+def _forget_workspaces() -> None:
+    """Have the next matrix products take a workspace of their own: in a capture, one of the graph's own memory."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # no public name yet
+    if clear is not None:
+        clear()
 
 
 def worth_compiling(steps: int) -> bool:
