@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-CPU_BATCH, DEVICE_BATCH = 256, 2048
+CPU_BATCH, DEVICE_BATCH = 128, 2048
 
 
 class SamplesLogits(Protocol):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PARTS = ("rotation", "corruption", "samples")
 COUNTS = (1, 10, 100)  # Monte Carlo samples at test time
 _SEED = 0  # of the weight samples, as in `evaluate`
-_ROWS = {"cpu": 256, "cuda": 4096}
+_ROWS = {"cpu": 128, "cuda": 8192}
 
 
 def measure_part(part: str, method: Method, data: TaskData, samples: int) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _log_probs(method: Method, images: Tensor, samples: int) -> Array:
     likelihood = getattr(method, "likelihood", None) or Categorical()
     device = method.like.device
     parts = []
-    for chunk in images.split(_ROWS.get(device.type, 256)):
+    for chunk in images.split(_ROWS.get(device.type, 128)):
         logits = method.sample_logits(chunk, samples, seed=_SEED)
         logits = logits.cpu() if device.type == "mps" else logits  # which has no float64
         values = likelihood.class_log_probs(tempered(method.calibration, logits.double()))
