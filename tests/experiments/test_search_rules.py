@@ -14,6 +14,7 @@ from stfseb.experiments.search import Pruning, choose, replay_pruning
 from stfseb.experiments.search.pruning import NEVER, Frontier
 
 RECORDED = Path(__file__).parent / "recorded_search.json"
+LONGER = Path(__file__).parents[2] / "results/searches/fmnist-stfseb-extended-f0e5fb50/search.json"
 
 
 def chosen(trials, rule):
@@ -100,7 +101,7 @@ def test_chance_for_three_epochs_is_hopeless_but_not_before_the_warm_up():
 
 def test_behind_means_behind_in_both_so_that_a_temperature_can_still_mend_it():
     best = frontier(([0.4] * 6, [0.85] * 6))
-    rule = Pruning(warmup=2, behind_after=5)
+    rule = Pruning(warmup=2, behind_after=5, nll_margin=0.3, accuracy_margin=0.15)
     assert not rule.reason([1.5] * 4, [0.5] * 4, best, 10)  # too early to say
     assert rule.reason([1.5] * 5, [0.5] * 5, best, 10).startswith("behind by 1.10 nats")
     assert not rule.reason([1.5] * 5, [0.82] * 5, best, 10)  # badly scaled, but it knows the classes
@@ -150,6 +151,14 @@ def test_on_a_recorded_search_no_winner_is_pruned(recorded, rule):
     left = [t for t in recorded["trials"] if t["index"] not in found.at_risk]
     for name, choice in recorded["choices"].items():
         assert chosen(left, name) == choice["trial"]
+
+
+def test_on_a_longer_search_no_winner_is_pruned():
+    """Fashion-MNIST, 40 trials of up to 30 epochs, one of which had collapsed."""
+    found = replay_pruning(json.loads(LONGER.read_text()))
+    assert found.safe, found
+    assert len(found.pruned) >= 4
+    assert found.saved >= 20 * len(found.pruned)
 
 
 @pytest.mark.parametrize(

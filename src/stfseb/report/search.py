@@ -95,6 +95,8 @@ def search_figure(found: Search) -> Figure | None:
         return None
     from matplotlib.figure import Figure
 
+    from stfseb.methods.registry import method_class
+
     low = min(whole, key=lambda t: t["metrics"]["tempered_nll"])["metrics"]
     with styled():
         figure = Figure(figsize=(6.2, 4.0), layout="constrained")
@@ -114,10 +116,10 @@ def search_figure(found: Search) -> Figure | None:
                 ax.scatter(*spot, s=size, marker=mark, facecolors=face, edgecolors=line, zorder=4, label=rule)
         if max(x) > 3 * min(x):
             ax.set_xscale("log")
-        ax.set_title(f"{found['task_title']}: {len(whole)} trials of {found['plan']['method']}")
+        ax.set_title(f"{found['task_title']}: {len(whole)} trials of {method_class(found['plan']['method']).label}")
         ax.set_xlabel("validation NLL after one temperature, nats")
         ax.set_ylabel("AUROC against held-back context, %")
-        ax.legend(loc="lower left" if sum(y) / len(y) > (min(y) + max(y)) / 2 else "upper right")
+        figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

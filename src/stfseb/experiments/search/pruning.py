@@ -30,11 +30,11 @@ class Pruning:
     """The rule. With `warmup` infinite nothing is pruned."""
 
     warmup: float = 5  # no trial ends before this many epochs
-    behind_after: int = 10  # nor for being behind before this many: strong priors learn slowly at first
+    behind_after: int = 8  # nor for being behind before this many: strong priors learn slowly at first
     collapse_epochs: int = 3  # at chance for so many epochs on end
     collapse_margin: float = 0.01  # nats below log L that still count as chance
-    nll_margin: float = 0.3  # nats behind the best trial at the same epoch
-    accuracy_margin: float = 0.15  # and this much behind in accuracy
+    nll_margin: float = 0.15  # nats behind the best trial at the same epoch
+    accuracy_margin: float = 0.05  # and this much behind in accuracy
 
     def reason(self, nll: Sequence[float], accuracy: Sequence[float], best: Frontier, classes: int) -> str:
         """Return why a trial with this history is hopeless, or "" if it is not."""
