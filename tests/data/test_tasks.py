@@ -18,7 +18,7 @@ from stfseb.errors import StfsebError
 # The paper: dof per data set, dropout, network, context, unfamiliar sets, augmentation.
 PAPER = {
     "mnist": (5.0, 0.5, "small", "kmnist", {"fmnist", "notmnist"}, False, 10),
-    "fmnist": (2.1, 0.5, "small", "kmnist", {"mnist", "notmnist"}, False, 10),
+    "fmnist": (10.0, 0.5, "small", "kmnist", {"mnist", "notmnist"}, False, 10),
     "cifar10": (20.0, 0.1, "deep", "cifar100", {"svhn"}, True, 10),
     "pathmnist": (20.0, 0.1, "deep", "dermamnist", {"bloodmnist"}, True, 9),
     "organamnist": (3.0, 0.3, "small", "organcmnist", {"organsmnist"}, False, 11),
