@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from stfseb._version import __version__
 from stfseb.errors import StfsebError, unknown
@@ -38,6 +37,7 @@ from stfseb.methods.mc_dropout import DropoutMethod
 from stfseb.methods.mean_field import MeanFieldMethod
 from stfseb.networks.dropout import Block, NoDropout
 from stfseb.networks.folding import FoldedNetwork, deterministic
+from stfseb.networks.functional import call_with, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,6 +95,7 @@ class _Weighted(_Sampler):
         self.net = method.net
         theta = method.draw_weights(samples, torch.Generator(method.like.device).manual_seed(seed)).detach()
         self.names = list(method.means())
+        self.places = places(method.net)
         self.samples = samples
         for index, row in enumerate(theta):
             for name, value in method._named(row).items():
@@ -106,7 +107,7 @@ class _Weighted(_Sampler):
         for index in range(self.samples):
             weights = {name: getattr(self, f"{name.replace('.', '_')}_{index}") for name in self.names}
             with NoDropout():
-                rows.append(functional_call(self.net, weights, (x,)))
+                rows.append(call_with(self.net, weights, x, self.places))
         return torch.stack(rows)
 
 

@@ -248,6 +248,28 @@ def test_tied_parameters_are_one_parameter():
         flipped.objective(x, y, 7)
 
 
+def test_a_module_in_two_places_keeps_its_parameters():
+    torch.manual_seed(0)
+    twice = nn.Linear(4, 4)
+    net = nn.Sequential(twice, nn.Tanh(), twice, nn.Linear(4, 3)).double()
+    weight, before = twice.weight, twice.weight.detach().clone()
+    method = MFVI(net, samples=2)
+    x, y = batch()
+    torch.manual_seed(1)
+    data = method.objective(x, y, 7).data
+    assert twice.weight is weight
+    assert torch.equal(weight, before)
+    torch.manual_seed(1)
+    losses = []
+    for theta in map(method._named, method.draw_weights(2)):
+        hidden = torch.tanh(x @ theta["0.weight"].T + theta["0.bias"]) @ theta["0.weight"].T + theta["0.bias"]
+        logits = hidden @ theta["3.weight"].T + theta["3.bias"]
+        losses.append(nn.functional.cross_entropy(logits, y, reduction="sum"))
+    torch.testing.assert_close(data, torch.stack(losses).mean())
+    data.backward()
+    assert weight.grad is not None
+
+
 def test_integer_parameters_stay_constant_and_complex_ones_are_refused():
     class Lookup(nn.Module):
         def __init__(self, dtype: torch.dtype) -> None:

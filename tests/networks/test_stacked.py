@@ -22,6 +22,19 @@ CHAINS = {
 }
 
 
+def tied() -> nn.Sequential:
+    first, second = nn.Linear(75, 75), nn.Linear(75, 75)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.Linear(75, 2))
+
+
+CHAINS |= {
+    "tied": tied,
+    "sequence": lambda: nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)),
+    "bare": lambda: nn.Linear(8, 3),
+}
+
+
 def stacked_weights(net: nn.Module, samples: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     return {n: (p + 0.1 * torch.randn(samples, *p.shape)).detach().requires_grad_() for n, p in net.named_parameters()}
@@ -31,8 +44,10 @@ def stacked_weights(net: nn.Module, samples: int) -> dict[str, torch.Tensor]:
 def test_values_and_gradients_are_those_of_one_call_a_sample(name: str) -> None:
     torch.manual_seed(0)
     net = CHAINS[name]()
-    side = 5 if name == "dense" else 8
+    side = 5 if name in ("dense", "tied") else 8
     x = torch.rand(6, 1 if name == "small" else 3, side, side)
+    if name == "bare":
+        x = x[:, 0, 0]
     net.eval()
     net(x)
     weights = stacked_weights(net, 3)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
+from torch.func import jvp
 
 from stfseb.errors import StfsebError, unknown
 from stfseb.likelihoods import Categorical
@@ -39,6 +39,7 @@ from stfseb.methods.linearisation import Linearisation
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
 from stfseb.methods.memory import available_bytes
 from stfseb.networks.dropout import NoDropout
+from stfseb.networks.functional import call_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -297,8 +298,7 @@ class GFSVI(MeanFieldMethod):
 
         def run(parameters: dict[str, Tensor]) -> Tensor:
             with NoDropout():
-                out: Tensor = functional_call(self.net, parameters, (x,))
-            return out
+                return call_with(self.net, parameters, x, self._places)
 
         drawn = []
         for row in theta:

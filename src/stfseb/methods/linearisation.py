@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from stfseb.errors import StfsebError
@@ -23,6 +23,7 @@ from stfseb.methods.layer_calls import LayerCall, call_parts, kind_of, single_us
 from stfseb.methods.layer_products import by_pairs, is_supported, layer_bytes, layer_covariance, pair_products
 from stfseb.methods.twice import Stage, substitute
 from stfseb.networks.dropout import NoDropout
+from stfseb.networks.functional import call_with, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,15 +106,14 @@ class Linearisation:
 
         Not vmap(grad): through native layer norm its result, differentiated once more, is wrong (torch 2.13).
         """
-        count, rows = len(classes), len(x)
+        count, rows, where = len(classes), len(x), places(self.net)
         copies = {
             name: p.expand(count * rows, *p.shape) for name, p in self.net.named_parameters() if name in self.rest
         }
 
         def one(values: dict[str, Tensor], row: Tensor) -> Tensor:
             with NoDropout():
-                out: Tensor = functional_call(self.net, values, (row.unsqueeze(0),))
-            return out[0]
+                return call_with(self.net, values, row.unsqueeze(0), where)[0]
 
         with evaluating(self.net):
             out = vmap(one)(copies, x.repeat(count, *(1,) * (x.ndim - 1)))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from stfseb.errors import StfsebError, unknown
 from stfseb.methods.base import Method, Settings, check_count, check_positive, evaluating
@@ -27,6 +27,7 @@ from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.perturbed import FLIPOUT, LOCAL, PerturbedLayers, covered
 from stfseb.networks.dropout import NoDropout
 from stfseb.networks.folding import deterministic, has_batch_statistics, single
+from stfseb.networks.functional import call_with, places
 from stfseb.networks.stacked import stacked_chain
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class MeanFieldMethod(Method):
         self._stateful: dict[bool, bool] = {}
         self._covered: list[Any] | None = None
         self._chain = stacked_chain(net)
+        self._places = places(net)
 
     # The posterior -----------------------------------------------------------------------------------
 
@@ -159,8 +161,7 @@ class MeanFieldMethod(Method):
 
     def _call(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         with NoDropout():
-            out: Tensor = functional_call(self.net, parameters, (x,))
-        return single(out)
+            return single(call_with(self.net, parameters, x, self._places))
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         means = self.means()

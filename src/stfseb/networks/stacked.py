@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stfseb.networks.dropout import NoDropout
 from stfseb.networks.folding import chain, hooked, rearranged
+from stfseb.networks.functional import places
 from stfseb.networks.layout import CardLayout
 from stfseb.networks.stacked_conv import fits, stacked_conv
 
@@ -34,6 +35,7 @@ class StackedChain:
         self.steps: list[tuple[str, Callable[[Tensor], Tensor]]] = [
             (names.get(id(step), ""), step) for step in rearranged(modules, flatten=False)
         ]
+        self.known_as = {place: name for name, tied in places(net).items() for place in tied}
 
     def __call__(self, x: Tensor, weights: Mapping[str, Tensor], samples: int) -> Tensor:
         """Return outputs (S, rows, L) for weights (S, ...) by the names of the network's parameters."""
@@ -42,7 +44,9 @@ class StackedChain:
             for name, step in self.steps:
                 if isinstance(step, nn.Conv2d | nn.Linear):
                     weight, bias = (
-                        None if own is None else weights.get(f"{name}.{kind}", own.expand(samples, *own.shape))
+                        None
+                        if own is None
+                        else weights.get(self.known_as[f"{name}.{kind}".lstrip(".")], own.expand(samples, *own.shape))
                         for kind, own in (("weight", step.weight), ("bias", step.bias))
                     )
                     assert weight is not None
@@ -106,8 +110,8 @@ def _patches(last: Tensor, height: int, width: int) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, shared: bool) -> Tensor:
-    """Multiply rows (S * N, K), or (N, K) that all samples share, by weights (S, O, K)."""
+    """Multiply rows (S * N, ..., K), or (N, ..., K) that all samples share, by weights (S, O, K)."""
     samples = len(weight)
-    rows = x.expand(samples, *x.shape) if shared else x.view(samples, -1, x.shape[-1])
+    rows = x.reshape(1 if shared else samples, -1, x.shape[-1]).expand(samples, -1, -1)
     out = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-    return out.flatten(0, 1)
+    return out.reshape(-1, *x.shape[1:-1], weight.shape[1])
