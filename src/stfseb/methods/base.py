@@ -149,8 +149,12 @@ class Method(DecidingMixin, nn.Module, ABC):
         moving = set(self.live_settings or self.live_names)
         fixed = {name: value for name, value in self.settings.as_dict().items() if name not in moving}
         finite = tuple(name for name in self.live_names if math.isfinite(getattr(self.settings, name)))
-        shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in self.state_dict().items())
-        return type(self), repr(sorted(fixed.items())), finite, shapes, repr(self.likelihood)
+        tensors = [*self.state_dict().items(), *self.net.named_buffers()]
+        shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in tensors)
+        trained = tuple(name for name, parameter in self.named_parameters() if parameter.requires_grad)
+        # What layers do besides their weights (dropout rates, strides) stands in their description.
+        built_in = repr(self.net), repr(sorted(self.likelihood.spec().items()))
+        return type(self), repr(sorted(fixed.items())), finite, shapes, trained, *built_in
 
     @torch.no_grad()
     def take_over(self, other: Method) -> None:
@@ -162,6 +166,8 @@ class Method(DecidingMixin, nn.Module, ABC):
         theirs = other.state_dict()
         for name, value in self.state_dict().items():
             value.copy_(theirs[name])
+        for value, their in zip(self.net.buffers(), other.net.buffers(), strict=True):  # those that are not saved, too
+            value.copy_(their)
         if self.context is not None and other.context is not None:
             self.context.take_over(other.context, self.like)
 
