@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,18 +20,29 @@ from stfseb.errors import StfsebError
 # The paper: dof per data set, dropout, network, context, unfamiliar sets, augmentation.
 PAPER = {
     "mnist": (5.0, 0.5, "small", "kmnist", {"fmnist", "notmnist"}, False, 10),
-    "fmnist": (10.0, 0.5, "small", "kmnist", {"mnist", "notmnist"}, False, 10),
+    "fmnist": (2.1, 0.5, "small", "kmnist", {"mnist", "notmnist"}, False, 10),
     "cifar10": (20.0, 0.1, "deep", "cifar100", {"svhn"}, True, 10),
     "pathmnist": (20.0, 0.1, "deep", "dermamnist", {"bloodmnist"}, True, 9),
     "organamnist": (3.0, 0.3, "small", "organcmnist", {"organsmnist"}, False, 11),
 }
+# What a search has chosen since stands in place of the paper's dof and the default sigma and tau.
+SEARCHED = {"fmnist": {"dof": 10.0, "sigma": 10.0, "tau1": 300.0, "tau2": 0.1}}
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_presets_that_were_searched_are_those_of_the_recorded_search(name):
+    (folder,) = (Path(__file__).parents[2] / "results" / "searches").glob(f"{name}-stfseb-*")
+    found = json.loads((folder / "search.json").read_text())
+    chosen = next(t for t in found["trials"] if t["index"] == found["choices"]["ours"]["trial"])
+    assert SEARCHED[name] == chosen["params"]
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_tasks(name):
     dof, dropout, network, context, ood, augment, classes = PAPER[name]
     task = load_task(name)
-    assert task.presets["stfseb"] == {"dof": dof, "sigma": 1.0, "tau1": 1.0, "tau2": 100.0, "num_context": 32}
+    printed = {"dof": dof, "sigma": 1.0, "tau1": 1.0, "tau2": 100.0}
+    assert task.presets["stfseb"] == {**SEARCHED.get(name, printed), "num_context": 32}
     assert (task.dropout, task.network, task.augment, task.classes) == (dropout, network, augment, classes)
     assert task.context.where == context
     assert set(task.ood) == ood
