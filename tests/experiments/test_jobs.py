@@ -1,6 +1,7 @@
 """A run as plain data: the same run has the same name everywhere, another run another."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,22 @@ def test_names_tell_runs_apart_and_do_not_depend_on_where_the_task_lies(tiny, tm
     copied = Job(**json.loads(json.dumps(jobs[0].__dict__)))
     assert copied.name == jobs[0].name
     assert copied.folder(tmp_path) == tmp_path / "runs" / "tiny" / copied.name
+
+
+def test_an_edited_task_file_is_another_task(tiny, tmp_path):
+    text = Path(tiny).read_text().replace("array: ", f"array: {Path(tiny).parent}/")
+    file = tmp_path / "tiny.yaml"
+    file.write_text(text)
+    job = make_job(str(file), "map")
+    file.write_text(f"title: Other words\n# and a remark\n{text}presets: {{mfvi: {{sigma: 2.0}}}}\n")
+    assert make_job(str(file), "map").name == job.name
+    file.write_text(text.replace("hidden: 8", "hidden: 16"))
+    edited = make_job(str(file), "map")
+    assert edited.name != job.name
+    assert edited.load().task.network_settings == {"hidden": 16}
+    with pytest.raises(StfsebError, match="has changed since the run was planned"):
+        job.load()
+    assert "definition" not in make_job("mini", "map").identity  # names of built-in tasks' runs stay
 
 
 def test_unknown_names_are_refused(tiny):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from functools import cache
 from importlib import resources
@@ -37,6 +39,23 @@ def unknown_task(name: str, known: Any) -> StfsebError:
 
 def read_task_file(path: Path) -> Task:
     """Read a user's own task."""
+    content = _content(path)
+    name = str(content.get("name", path.stem))
+    if not re.fullmatch(r"[\w][\w.-]*", name):
+        raise StfsebError(f"{path.name}: name '{name}' goes into file names: use letters, digits, '.', '_' and '-'")
+    return parse_task(name, content, path.parent.resolve(), path.name)
+
+
+def definition(path: Path) -> str:
+    """Return a fingerprint of what a task file says about data and network, wherever it lies.
+
+    Its name, title, presets and training are left out: runs hold their settings themselves.
+    """
+    kept = {k: v for k, v in _content(path).items() if k not in ("name", "title", "presets", "training")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _content(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
@@ -51,11 +70,8 @@ def read_task_file(path: Path) -> Task:
         raise StfsebError(f"task file '{path}' is not YAML{line}: {getattr(error, 'problem', error)}") from None
     if not isinstance(content, dict):
         raise StfsebError(f"task file '{path}' must hold keys such as train, test and classes, not {content!r:.60}")
-    content = _numbers(content)
-    name = str(content.get("name", path.stem))
-    if not re.fullmatch(r"[\w][\w.-]*", name):
-        raise StfsebError(f"{path.name}: name '{name}' goes into file names: use letters, digits, '.', '_' and '-'")
-    return parse_task(name, content, path.parent.resolve(), path.name)
+    found: dict[str, Any] = _numbers(content)
+    return found
 
 
 def _numbers(value: Any) -> Any:

@@ -139,12 +139,24 @@ def load_task(name_or_path: str | Path) -> Task:
     from stfseb.data import task_files
 
     text = str(name_or_path)
-    if text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
+    if _is_file(text):
         return task_files.read_task_file(Path(text).expanduser())
     tasks = task_files.built_in()["tasks"]
     if text not in tasks:
         raise task_files.unknown_task(text, tasks)
     return task_files.parse_task(text, tasks[text], Path.cwd(), "tasks.yaml")
+
+
+def definition_of(name_or_path: str | Path) -> str:
+    """Return the fingerprint of a user's task file, nothing for a built-in task."""
+    from stfseb.data import task_files
+
+    text = str(name_or_path)
+    return task_files.definition(Path(text).expanduser()) if _is_file(text) else ""
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text
 
 
 def with_settings(task: Task, **changes: Any) -> Task:

@@ -15,7 +15,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stfseb.data.tasks import load_task
+from stfseb.data.tasks import definition_of, load_task
+from stfseb.errors import StfsebError
 from stfseb.experiments.run import CHECKPOINT, RunConfig, evaluate_and_record, make_method, train_and_evaluate
 from stfseb.experiments.run import augmentation as _augmentation
 from stfseb.experiments.run import protocol_of as _protocol
@@ -43,11 +44,13 @@ class Job:
     settings: dict[str, Any] = field(default_factory=dict)  # complete: the preset is in it
     training: dict[str, Any] = field(default_factory=dict)  # complete
     context: str | None = None  # None: the task's own; "train"; or the name of a set
+    definition: str = ""  # fingerprint of a user's task file: an edited one is another task
 
     @property
     def identity(self) -> dict[str, Any]:
         """Return what defines the run; equal identities give equal results on equal machines."""
-        return {**asdict(self), "task": load_task(self.task).name}
+        known = {**asdict(self), "task": load_task(self.task).name}
+        return known if self.definition else {k: v for k, v in known.items() if k != "definition"}
 
     @property
     def name(self) -> str:
@@ -74,6 +77,8 @@ class Job:
 
     def load(self, folder: Path | None = None) -> TaskData:
         """Bring the images of the run's task, with its context."""
+        if self.definition and self.definition != definition_of(self.task):
+            raise StfsebError(f"{self.task} has changed since the run was planned: start the command again")
         return load_task(self.task).load(folder, context=self.context)
 
 
@@ -88,7 +93,8 @@ def make_job(
 ) -> Job:
     """Return the job whose settings are the task's preset, with these laid over it."""
     key, known = key_of(method), load_task(task)
-    return Job(task, key, seed, *_complete(known, key, settings or {}, training or {}), context)
+    whole = _complete(known, key, settings or {}, training or {})
+    return Job(task, key, seed, *whole, context, definition_of(task))
 
 
 def _complete(

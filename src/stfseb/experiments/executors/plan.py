@@ -43,7 +43,8 @@ class Planned:
     @property
     def group(self) -> tuple[Any, ...]:
         """What runs must share to be trained as a population."""
-        return self.job.task, self.job.context, tuple(sorted(self.job.training.items())), self.job.method
+        job = self.job
+        return job.task, job.definition, job.context, tuple(sorted(job.training.items())), job.method
 
     @property
     def label(self) -> str:

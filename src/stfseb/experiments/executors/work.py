@@ -5,6 +5,7 @@ The same code works in the driver itself, in the processes it starts, and in tho
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from stfseb.experiments.executors.plan import Planned
     from stfseb.experiments.jobs import Job
     from stfseb.methods.base import Method
+
+log = logging.getLogger("stfseb")
 
 KEPT = 2  # tasks whose images a worker keeps in memory
 ALWAYS_AGAIN = ("data", "worker")  # stages whose failures say nothing against the run itself
@@ -51,7 +54,7 @@ class Workplace:
     progress: bool = False
     forgiven: Mapping[str, int] = field(default_factory=dict)  # by run: failed attempts that may be repeated
     cpu_seconds: float = 0.0  # spent in the runs themselves
-    _images: dict[tuple[str, str | None], TaskData] = field(default_factory=dict)
+    _images: dict[tuple[str, str | None, str], TaskData] = field(default_factory=dict)
 
     @property
     def together(self) -> bool:
@@ -144,8 +147,10 @@ class Workplace:
                         yield self._failed(entry, broken[entry.name], began)
                     else:
                         yield self._done(entry, float(found[1]["seconds"]))
-            except Exception:
-                pass
+            except Interrupted:
+                raise
+            except Exception as error:  # not of a single run: those that are left are done one by one, which tells
+                log.warning("runs at once ended early (%s): those that are left follow one by one", in_a_line(error))
 
     def _done(self, entry: Planned, seconds: float) -> Report:
         forget_failure(entry.folder)
@@ -162,7 +167,7 @@ class Workplace:
 
     def _data(self, job: Job) -> TaskData:
         """Return the images of a job, read once for all jobs of the same task and context."""
-        key = (job.task, job.context)
+        key = (job.task, job.context, job.definition)
         if key not in self._images:
             while len(self._images) >= KEPT:
                 del self._images[next(iter(self._images))]

@@ -13,7 +13,7 @@ import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stfseb.data.tasks import load_task
+from stfseb.data.tasks import definition_of, load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import Job, make_job
 from stfseb.methods.registry import key_of
@@ -40,7 +40,10 @@ class Plan:
     @property
     def identity(self) -> dict[str, Any]:
         """Return what must be equal for two workers to share a study."""
-        return json.loads(json.dumps({**asdict(self), "task": load_task(self.task).name, "choices": self.choices}))  # type: ignore[no-any-return]
+        known = {**asdict(self), "task": load_task(self.task).name, "choices": self.choices}
+        if definition := definition_of(self.task):
+            known["task file"] = definition
+        return json.loads(json.dumps(known))  # type: ignore[no-any-return]
 
     @property
     def name(self) -> str:
