@@ -100,6 +100,12 @@ def mat_bytes(**arrays) -> bytes:
 
 X, Y = pixels(32, 32, 3, 4), np.ones((4, 1), np.uint8)
 MAT_HEAD = mat_bytes(X=X)[:128]
+PIXELS = struct.pack("<II", 2, X.size)  # the tag of X's pixels
+
+
+def mat_inside(**arrays) -> bytes:
+    """Return the first array of a file, unpacked."""
+    return zlib.decompress(mat_bytes(**arrays)[136:])
 
 
 def element(data: bytes) -> bytes:
@@ -116,10 +122,12 @@ def element(data: bytes) -> bytes:
         (mat_bytes(X=X, y=Y[:3]), "4 images but labels"),
         (mat_bytes(X=X[:31], y=Y), "not uint8"),
         (mat_bytes(X=X.astype(float), y=Y), "not uint8"),
-        (mat_bytes(X=X, y=np.array([["a"]] * 4, object)), "variable y is cell"),
+        (mat_bytes(X=X, y=np.array([["a"]] * 4, object)), "y is not of real numbers"),
         (mat_bytes(X=X, y=Y * 11), "labels from 11"),
         (mat_bytes(X=X, y=Y * 0.5), "whole numbers"),
-        (mat_bytes(X=X * 1j, y=Y), "not uint8"),
+        (mat_bytes(X=X, y=Y * np.nan), "whole numbers"),
+        (MAT_HEAD + element(mat_inside(X=X).replace(PIXELS, struct.pack("<II", 2, 3 * 2**24))), "cut short"),
+        (mat_bytes(X=X * 1j, y=Y), "X is not of real numbers"),
         (mat_bytes(X=X, y=Y)[:-30], "truncated"),
         (MAT_HEAD + struct.pack("<II", 15, 2**32 - 1) + b"xx", "cut short"),
         (MAT_HEAD + element(struct.pack("<II", 14, 2**32 - 16) + bytes(64)), "whole array"),
