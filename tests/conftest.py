@@ -45,3 +45,13 @@ def mini():
     from stfseb.data.embedded import read
 
     return lambda part, count: read(part).take(slice(0, count))
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory):
+    """Run commands of the command line in children that can be killed."""
+    from nursery import Nursery
+
+    made = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield made
+    made.close()

@@ -48,6 +48,21 @@ def test_compare_prints_the_table_and_writes_everything(trained):
     assert records[1]["settings"]["samples"] == 2
 
 
+def test_a_comparison_goes_on_where_it_was(trained):
+    job, _ = trained
+    words = ["compare", "mini", "--methods", "map,mcdropout", "--epochs", 1, "--resume", job]
+    done = stfseb(*words, "--set", "mcdropout.samples=2")
+    assert done.returncode == 0, done.stderr
+    assert "map (seed 0) is there already" in done.stderr
+    assert "mcdropout (seed 0) is there already" in done.stderr
+    other = stfseb(*words, "--set", "mcdropout.samples=3")
+    assert other.returncode == 2
+    assert "was run with samples=2, not 3" in other.stderr
+    nowhere = stfseb("compare", "mini", "--resume", job / "nothing")
+    assert nowhere.returncode == 2
+    assert "there is no such folder" in nowhere.stderr
+
+
 def test_report_is_made_anew(trained):
     job, _ = trained
     before = (job / "report.html").read_text()

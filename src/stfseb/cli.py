@@ -44,6 +44,7 @@ def compare(
     context: Context = None,
     device: Device = None,
     out: Out = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Go on in this folder of a comparison that was stopped.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods on a task and set them side by side: table, plots and a page.
@@ -67,7 +68,9 @@ def compare(
     comparison.check(data, runs)
     for note in data.notes:
         console.print(f"note: {note}", style="dim", highlight=False)
-    folder = new_folder(out, data.task.name)
+    if resume is not None and not resume.is_dir():
+        raise StfsebError(f"--resume {resume}: there is no such folder; leave it out to start a new comparison")
+    folder = resume or new_folder(out, data.task.name)
 
     def announce(text: str) -> None:
         if not quiet:

@@ -7,9 +7,10 @@ import os
 import random
 import subprocess
 import sys
-import time
 
 import pytest
+
+from stfseb.methods.saving import load
 
 WORDS = ["paper", "table1", "--tasks", "mini", "--methods", "map,mcdropout", "--seeds", "2", "--epochs", "1"]
 
@@ -63,37 +64,42 @@ def cells(results):
     }
 
 
-@pytest.mark.slow
-def test_killed_and_started_again_it_ends_with_the_same_numbers(tmp_path):
-    """kill -9 at random moments, until a start survives; then the table is that of an undisturbed command."""
-    began = time.monotonic()
-    whole = stfseb(*WORDS, "--out", tmp_path / "whole", "--quiet")
-    assert whole.returncode == 0, whole.stderr
-    seconds = time.monotonic() - began
-    assert "4 runs made now" in whole.stdout
-    rng = random.Random(os.environ.get("PYTEST_SEED", "0"))
-    broken = tmp_path / "broken"
-    for _ in range(2):
-        child = subprocess.Popen(
-            command(*WORDS, "--out", broken, "--quiet"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment(),
-        )
-        try:
-            child.wait(rng.uniform(0.15, 0.7) * seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-    for record in broken.rglob("record.json"):
-        json.loads(record.read_text())  # what is there is whole
-    done = stfseb(*WORDS, "--out", broken, "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert cells(broken) == cells(tmp_path / "whole")
-    assert all(value is not None and len(runs) == 2 for value, _, runs in cells(broken).values())
-    page = (broken / "report.html").read_text("utf-8")
-    assert "The paper's tables" in page
+def check_whole(results):
+    """Whatever has its final name is complete at any moment, and no run was finished twice."""
+    for record in results.rglob("record.json"):
+        assert json.loads(record.read_text())["metrics"]
+        load(record.parent / "model")
+    log = results / "log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
+    finished = [line["run"] for line in lines if line.get("event") == "done"]
+    assert len(finished) == len(set(finished))
 
-    again = stfseb(*WORDS, "--out", broken, "--quiet")
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_with_the_same_numbers(nursery, tmp_path):
+    """kill -9 at twenty random moments, job after job; each ends with the table of an undisturbed one."""
+    words = [*WORDS, "--quiet", "--device", "cpu"]
+    code, seconds = nursery.run(*words, "--out", tmp_path / "whole")
+    assert code == 0, nursery.log.read_text()
+    expected = cells(tmp_path / "whole")
+    assert all(value is not None and len(runs) == 2 for value, _, runs in expected.values())
+    moments = random.Random(20261115)
+    kills = jobs = 0
+    while kills < 20:
+        jobs += 1
+        results = tmp_path / f"job{jobs}"
+        for _ in range(4):  # more, and a job's last kills would all fall after its end
+            code, _ = nursery.run(*words, "--out", results, kill_after=moments.uniform(0, seconds))
+            assert code in (-9, 0), nursery.log.read_text()
+            kills += code == -9
+            check_whole(results)
+        code, _ = nursery.run(*words, "--out", results)
+        assert code == 0, nursery.log.read_text()
+        assert cells(results) == expected
+        check_whole(results)
+        assert not list(results.rglob("*.part"))
+    assert "The paper's tables" in (results / "report.html").read_text("utf-8")
+    again = stfseb(*words, "--out", results)
     assert "0 runs made now, 4 were there already." in again.stdout
     assert "MC Dropout" in again.stdout
+    print(f"{kills} kills in {jobs} jobs; an undisturbed one takes {seconds:.1f} s")

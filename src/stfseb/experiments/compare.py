@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
-from stfseb.experiments.run import RunConfig, make_method, train_and_evaluate
+from stfseb.experiments.run import RunConfig, make_method, train_and_evaluate, training_of
+from stfseb.files import read_json
 from stfseb.methods.registry import key_of
+from stfseb.training.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,13 +37,24 @@ def plan(
 def compare(
     data: TaskData, runs: Sequence[RunConfig], folder: Path, *, announce: Callable[[str], None], progress: bool = True
 ) -> list[dict[str, Any]]:
-    """Train and evaluate every run into a folder of its own below `folder`; return the records."""
+    """Train and evaluate every run into a folder of its own below `folder`; return the records.
+
+    A run whose record is there is not made again, one that was interrupted goes on from its checkpoint.
+    """
     records = []
     for number, config in enumerate(runs, 1):
         label = f"{config.method} (seed {config.seed})"
-        announce(f"[{number}/{len(runs)}] training {label}")
         target = folder / f"{data.task.name}-{config.method}-seed{config.seed}"
-        _, record = train_and_evaluate(data, config, target, progress=progress)
+        if (target / "record.json").exists():
+            records.append(_known(data, config, target))
+            announce(f"[{number}/{len(runs)}] {label} is there already")
+            continue
+        announce(f"[{number}/{len(runs)}] training {label}")
+        try:
+            _, record = train_and_evaluate(data, config, target, progress=progress)
+        except Interrupted as stop:
+            remedy = f"start the same command with --resume {shlex.quote(str(folder))} to go on"
+            raise stop.with_remedy(remedy) from None
         records.append(record)
         metrics = record["metrics"]
         announce(
@@ -47,6 +62,21 @@ def compare(
             f"NLL {metrics['nll']:.3f}, {len(record['history'])} epochs in {record['seconds']:.0f} s"
         )
     return records
+
+
+def _known(data: TaskData, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return the record of a run that is complete, if it is the run that is asked for."""
+    record: dict[str, Any] = read_json(folder / "record.json", "record")
+    asked = make_method(data, config).settings.as_dict()
+    for name, wanted, had in (
+        *((key, value, record["settings"].get(key)) for key, value in asked.items()),
+        *((key, value, record["training"].get(key)) for key, value in training_of(data.task, config).items()),
+    ):
+        if json.loads(json.dumps(wanted)) != had:
+            raise StfsebError(
+                f"{folder} was run with {name}={had}, not {wanted}: give the same options, or leave --resume out"
+            )
+    return record
 
 
 def check(data: TaskData, runs: Sequence[RunConfig]) -> None:
