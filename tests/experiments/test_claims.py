@@ -118,3 +118,16 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StfsebError, match=r"cannot write to .*choose another folder"):
         claims.claim(tmp_path / "file" / "run")
+
+
+def test_whoever_may_only_read_sees_the_holder(tmp_path, monkeypatch):
+    real = os.open
+
+    def only_reading(path, flags, *more):
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, flags, *more)
+
+    with claims.claim(tmp_path):
+        monkeypatch.setattr(os, "open", only_reading)
+        assert claims.holder(tmp_path)["process"] == os.getpid()

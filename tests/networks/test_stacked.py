@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 from stfseb.networks.cnn import DeepCNN, SmallCNN
 from stfseb.networks.stacked import stacked_chain
-from stfseb.networks.stacked_conv import stacked_conv
+from stfseb.networks.stacked_conv import indexable, stacked_conv
 
 CHAINS = {
     "small": lambda: SmallCNN(classes=4, image_size=8),
@@ -96,6 +96,13 @@ def test_the_convolution_passes_gradcheck(shared: bool, kernel: tuple[int, int])
     x = torch.randn(1 if shared else 2, 2, 4, 5, 2, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, kernel[0] * kernel[1], 2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda a, b: stacked_conv(a, b, *kernel), (x, weight))
+
+
+def test_the_kernels_are_left_out_where_32_bits_do_not_reach() -> None:
+    rows = torch.empty(1, 2**14 - 1, 32, 32, 16, device="meta")
+    assert indexable(rows, 128)
+    assert not indexable(torch.empty(1, 2**14, 32, 32, 16, device="meta"), 128)
+    assert indexable(torch.empty(10, 2**14, 32, 32, 16, device="meta"), 16)  # samples are told apart by 64 bits
 
 
 @pytest.mark.gpu

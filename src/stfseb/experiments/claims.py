@@ -90,7 +90,7 @@ def claim(folder: Path, **said: Any) -> Claim | None:
 def holder(folder: Path) -> dict[str, Any] | None:
     """Return what the holder of a folder says about itself, or None when nobody holds it."""
     try:
-        handle = os.open(folder / NAME, os.O_RDWR)
+        handle = os.open(folder / NAME, os.O_RDONLY)  # whoever may read may look
     except OSError:
         return None
     try:

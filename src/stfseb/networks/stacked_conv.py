@@ -29,10 +29,15 @@ def fits(channels: int, outputs: int) -> bool:
     return channels in _WIDTHS and outputs in _WIDTHS
 
 
+def indexable(x: Tensor, outputs: int) -> bool:
+    """Tell whether the kernels, whose places within a sample are 32-bit numbers, reach all of the input and output."""
+    return x.shape[1:4].numel() * max(x.shape[4], outputs) < 2**31
+
+
 @torch.library.custom_op("stfseb::stacked_conv", mutates_args=())
 def stacked_conv(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     """Return (S, N, H, W, O) from x (S or 1, N, H, W, C) and weights (S, height * width, C, O)."""
-    if x.device.type == "cuda":
+    if x.device.type == "cuda" and indexable(x, weight.shape[3]):
         out: Tensor = _on_card().conv(x.contiguous(), weight.contiguous(), height, width)
         return out
     kernels = weight.unflatten(1, (height, width)).permute(0, 4, 3, 1, 2)
@@ -44,7 +49,7 @@ def stacked_conv(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
 @torch.library.custom_op("stfseb::stacked_conv_weights", mutates_args=())
 def stacked_conv_weights(x: Tensor, outer: Tensor, height: int, width: int) -> Tensor:
     """Return the gradient (S, height * width, C, O), float32 or wider, by the weights, given that by the outputs."""
-    if x.device.type == "cuda":
+    if x.device.type == "cuda" and indexable(x, outer.shape[4]):
         sums: Tensor = _on_card().weights(x.contiguous(), outer.contiguous(), height, width)
         return sums
     _, _, h, w, _ = outer.shape
