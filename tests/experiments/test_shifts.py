@@ -83,3 +83,18 @@ def test_a_task_without_corruptions_has_no_sets(method, data):
 def test_unknown_parts_are_named(method, data):
     with pytest.raises(stfseb.StfsebError, match="unknown part 'rotations'"):
         shifts.measure_part("rotations", method, data, samples=1)
+
+
+def test_tails_are_scipys_fit(method, data):
+    from scipy import stats
+
+    few = replace(data, context=data.context.take(slice(200)))
+    found = shifts.measure_part("tails", method, few, samples=1)
+    assert set(found["sets"]) == {"weights", "context", "test"}
+    outputs = method.sample_logits(few.context.images, 1, seed=0).double().numpy().ravel()
+    dof, _, _ = stats.t.fit(outputs, floc=0.0)
+    assert found["sets"]["context"]["inverse_dof"] == pytest.approx(1 / dof, abs=0.01)
+    values = [p.detach().double().numpy().ravel() for p in method.net.parameters()]
+    together = np.concatenate([v / np.sqrt((v**2).mean()) for v in values])
+    dof, _, _ = stats.t.fit(together, floc=0.0)
+    assert found["sets"]["weights"]["inverse_dof"] == pytest.approx(1 / dof, abs=0.01)

@@ -215,6 +215,19 @@ def test_samples_are_columns_of_the_same_runs():
     assert {c.text for row in bare.cells for c in row} == {"not measured"}
 
 
+def test_tails_have_no_best():
+    ask = asked("mini", seeds=(0, 1))
+    _, records = made("tails", ask=ask, parts=())
+    for record in records:
+        record["parts"] = {"tails": {"sets": {"weights": {"inverse_dof": 0.1 * (1 + record["seed"])}}}}
+    grid = table("tails", records, ask)
+    assert grid.columns == ("ST-FS-EB", "MC Dropout", "MAP")
+    found = cell(grid, ("1/dof, weights",), "MAP")
+    assert found.value == pytest.approx(0.15)
+    assert {c.rank for row in grid.cells for c in row} == {0}
+    assert cell(grid, ("1/dof, outputs at test images",), "MAP").text == "not measured"
+
+
 def test_differences_are_scipys_paired_intervals(runs):
     plans, records = runs
     grid = difference_grid(plans, Found(by_id(records)))

@@ -1,8 +1,8 @@
-"""What a trained method does when the test images change, turned or corrupted, and with more or fewer samples.
+"""What is measured of a trained method beside its record: turned and corrupted images, numbers of samples, tails.
 
-A run's folder gets one file for each part that was measured, `rotation.json`, `corruption.json` and `samples.json`,
-beside its record. Weight samples have the seed of the record's evaluation, so that turning by 0 degrees gives its
-numbers.
+A run's folder gets one file for each part that was measured, `rotation.json`, `corruption.json`, `samples.json` and
+`tails.json`, beside its record. Weight samples have the seed of the record's evaluation, so that turning by 0 degrees
+gives its numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from stfseb.errors import unknown
 from stfseb.evaluation import metrics, ood
 from stfseb.evaluation.evaluate import evaluate
 from stfseb.evaluation.shifts import rotate
+from stfseb.evaluation.tails import context_tails, weight_tails
 from stfseb.likelihoods import Categorical
 from stfseb.methods.calibrated import mapped, tempered
 
@@ -28,24 +29,27 @@ if TYPE_CHECKING:
     from stfseb.evaluation.metrics import Array
     from stfseb.methods.base import Method
 
-PARTS = ("rotation", "corruption", "samples")
+PARTS = ("rotation", "corruption", "samples", "tails")
 COUNTS = (1, 10, 100)  # Monte Carlo samples at test time
+_OUTPUTS = 2000  # images whose outputs are fitted
 _SEED = 0  # of the weight samples, as in `evaluate`
 _ROWS = {"cpu": 128, "cuda": 8192}
 
 
 def measure_part(part: str, method: Method, data: TaskData, samples: int) -> dict[str, Any]:
-    """Return what `part` ("rotation", "corruption" or "samples") says about a trained method, as JSON knows it.
+    """Return what `part` (one of `PARTS`) says about a trained method, as JSON knows it.
 
     Rotation: `sets` maps each angle of the task, as text, to `acc`, `nll`, `ece` and the mean `confidence`.
     Corruption: `sets` maps "TYPE/SEVERITY" to `acc`, `nll`, `ece`, `confidence` and `auroc`, the chance that a
     corrupted image looks less familiar (maximum softmax probability) than a clean one; `clean` has the same of
     the clean test images. A task without the shift has no sets. Samples: `sets` maps each of `COUNTS` to the
-    metrics of `stfseb.evaluate` with so many Monte Carlo samples.
+    metrics of `stfseb.evaluate` with so many Monte Carlo samples. Tails: `sets` maps "weights" (all, each tensor
+    at unit scale), "context" and "test" (single outputs at context and test images) to the fitted Student's t,
+    `inverse_dof` 0 where a Gaussian fits best.
     """
     if part not in PARTS:
         raise unknown("part", part, PARTS)
-    measure = {"rotation": _rotation, "corruption": _corruption, "samples": _counts}[part]
+    measure = {"rotation": _rotation, "corruption": _corruption, "samples": _counts, "tails": _tails}[part]
     return {"part": part, "samples": samples, **measure(method, data, samples)}
 
 
@@ -78,6 +82,17 @@ def _corruption(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
 def _counts(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
     del samples
     return {"sets": {str(n): evaluate(method, data.test, data.ood, samples=n, seed=_SEED) for n in COUNTS}}
+
+
+def _tails(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
+    del samples
+    context = data.train if data.context is None else data.context
+    named = {row.name: row for row in weight_tails(method)}
+    found = {"weights": named["all, unit scale"]}
+    for name, images in (("context", context), ("test", data.test)):
+        found[name] = {row.name: row for row in context_tails(method, images.images[:_OUTPUTS])}["all classes"]
+    sets = {name: {**row.as_dict(), "inverse_dof": 1.0 / row.dof} for name, row in found.items()}
+    return {"sets": sets, "tensors": [row.as_dict() for row in named.values()]}
 
 
 def _quality(log_probs: Array, labels: NDArray[np.int64]) -> dict[str, float]:

@@ -38,8 +38,8 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
             plan = _plan(what, [*group, *extra], by_id, training, context, wanted)
             extra = []
             own = set(by_id) - presets
-            if what == "samples":  # the presets' runs, where this was measured
-                own = {name for name, r in by_id.items() if "samples" in (r.get("parts") or {})}
+            if what in ("samples", "tails"):  # the presets' runs, where this was measured
+                own = {name for name, r in by_id.items() if what in (r.get("parts") or {})}
             if plan is not None and plan.present(by_id if what in _ALWAYS else own):
                 found.append(plan)
         covered = [{job.name for job in plan.all_jobs} for plan in found]

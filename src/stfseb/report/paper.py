@@ -196,11 +196,11 @@ def _digits(quantity: Quantity) -> int:
     return 3 if quantity.key.partition("/")[0] in ("acc", "ece", "nll", "brier", "auroc") else quantity.digits
 
 
-def ranked(cells: Sequence[Cell], digits: int, higher: bool) -> list[Cell]:
+def ranked(cells: Sequence[Cell], digits: int, higher: bool | None) -> list[Cell]:
     """Mark best and second by their printed means; equal ones share the mark, and nothing is best of one."""
     shown = [None if c.value is None else round(c.value, digits) for c in cells]
-    order = sorted({v for v in shown if v is not None}, reverse=higher)
-    if len(order) < 2:
+    order = sorted({v for v in shown if v is not None}, reverse=bool(higher))
+    if len(order) < 2 or higher is None:
         return list(cells)
     places = [0 if v is None else order.index(v) + 1 for v in shown]
     return [replace(cell, rank=place if place <= 2 else 0) for cell, place in zip(cells, places, strict=True)]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-PARTS = ("rotation", "corruption", "samples")
+PARTS = ("rotation", "corruption", "samples", "tails")
 
 
 def read_results(folder: Path, only: Iterable[str] | None = None) -> list[dict[str, Any]]:

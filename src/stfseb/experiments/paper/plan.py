@@ -35,8 +35,9 @@ KINDS = {
     "readings": "readings",
     "beyond": "beyond",
     "samples": "samples",
+    "tails": "tails",
 }
-ALL = tuple(what for what in KINDS if what not in ("readings", "beyond", "samples"))
+ALL = tuple(what for what in KINDS if what not in ("readings", "beyond", "samples", "tails"))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ _PLAIN = {  # title, unit, higher is better, scale, digits
     "seconds_per_epoch": ("An epoch", "s", False, 1.0, 2),
     "peak_memory_mb": ("Peak memory", "MB", False, 1.0, 0),
 }
+_TAILS = {"weights": "weights", "context": "outputs at context images", "test": "outputs at test images"}
 SET_NAMES = {
     "mnist": "MNIST",
     "fmnist": "FMNIST",
@@ -38,7 +39,7 @@ class Quantity:
     key: str
     title: str
     unit: str
-    higher: bool
+    higher: bool | None  # None: neither is better
     scale: float
     digits: int
 
@@ -46,13 +47,17 @@ class Quantity:
     def heading(self) -> str:
         """The title, its unit unless that is percent, and an arrow towards the better."""
         unit = f", {self.unit}" if self.unit not in ("", "%") else ""
-        return f"{self.title}{unit} {'↑' if self.higher else '↓'}"
+        arrow = {True: " ↑", False: " ↓", None: ""}[self.higher]
+        return f"{self.title}{unit}{arrow}"
 
     def read(self, record: Mapping[str, Any]) -> float | None:
         """Return the number in its printed unit, None where the run does not have it."""
         value = record.get(self.key, record["metrics"].get(self.key))
         if value is None and self.key.startswith("auroc/"):
             value = corrupted_auroc(record, self.key.removeprefix("auroc/"))
+        if value is None and self.key.startswith("tails/"):
+            sets = ((record.get("parts") or {}).get("tails") or {}).get("sets", {})
+            value = sets.get(self.key.removeprefix("tails/"), {}).get("inverse_dof")
         return None if value is None else self.scale * float(value)
 
 
@@ -62,6 +67,8 @@ def quantity(key: str) -> Quantity:
         name, _, severity = key.removeprefix("auroc/").partition("/")
         shown = SET_NAMES.get(name, name)
         return Quantity(key, f"AUROC {shown}{f' {severity}' if severity else ''}", "%", True, 100.0, 2)
+    if key.startswith("tails/"):
+        return Quantity(key, f"1/dof, {_TAILS[key.removeprefix('tails/')]}", "", None, 1.0, 3)
     return Quantity(key, *_PLAIN[key])
 
 
