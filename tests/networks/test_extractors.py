@@ -10,6 +10,7 @@ from stfseb import STFSEB, SmallCNN, StfsebError
 from stfseb.data.tasks import load_task
 from stfseb.methods.context import Context
 from stfseb.networks.features import he_initialised
+from stfseb.networks.precision import running
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +66,18 @@ def test_the_method_takes_it_and_names_unknown_ones(garments):
     assert method.context.features(method.like).square().sum(1).mean().item() == pytest.approx(1.0, rel=1e-4)
     with pytest.raises(StfsebError, match="he"):
         STFSEB(SmallCNN(), garments, extractor="xavier")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_features_have_single_precision_whatever_a_step_runs_in(precision):
+    seen = []
+
+    def extract(x):
+        matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+        seen.append((torch.is_autocast_enabled("cpu"), matmul.fp32_precision, conv.fp32_precision))
+        return x.flatten(1)
+
+    method = STFSEB(SmallCNN(), torch.rand(40, 1, 28, 28), extractor=extract)
+    with running(precision, torch.device("cpu")):
+        method.context.features(method.like)
+    assert set(seen) == {(False, "ieee", "ieee")}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stfseb.errors import StfsebError, unknown
 from stfseb.networks.dropout import NoDropout
+from stfseb.networks.precision import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,7 @@ class Features:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the features of a batch, flattened to (N, p)."""
         # In the network's own precision, whatever the training runs in: h is computed once and kept.
-        with torch.autocast(x.device.type, enabled=False):
+        with running("float32", x.device):
             if self.layer is not None:
                 out = self._hooked(x)
             elif isinstance(self.source, nn.Module):
