@@ -1,10 +1,11 @@
 """What the whole paper costs on 1, 8, 64 and more cards, by simulation; and, measured here, what the executor costs.
 
     python benchmarks/scaling.py                      # the simulation: seconds, needs no card
-    python benchmarks/scaling.py --measure            # also start-up, and the driver's own CPU time (minutes)
+    python benchmarks/scaling.py --measure start-up   # also the time until a first step
+    python benchmarks/scaling.py --measure executor   # also the driver's own CPU time (minutes)
 
 The costs of runs are those of `stfseb.experiments.cost`; conditions and tables in words are in `docs/scaling.md`.
-`--measure` adds to what the results file has of earlier measurements.
+What is not measured anew keeps its place in the results file.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from stfseb.experiments.cost import (
     search_phase,
 )
 from stfseb.experiments.executors import run_jobs
+from stfseb.experiments.executors.log import read_log
 from stfseb.experiments.jobs import make_job
 from stfseb.experiments.machine import machine
 from stfseb.experiments.paper.plan import METHODS, TASKS
@@ -45,7 +48,7 @@ from stfseb.files import write_json
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "scaling.json"
-CARDS = (1, 8, 64, 256, 1024)
+CARDS = (1, 8, 16, 32, 64, 128, 256, 1024)
 # What could be otherwise: the compiled step kept between chunks of a process; batches that do not wait for each other.
 WAYS = {"as it is": (1.0, False), "steps kept": (0.0, False), "no waiting": (1.0, True)}
 HOUR = 3600.0
@@ -87,6 +90,24 @@ def simulated(work: dict[str, list[Phase]]) -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def sensitivity() -> dict[str, dict[str, dict[int, float]]]:
+    """Return hours under other assumptions: epochs, and a GFSVI twice as fast on the deep network."""
+    faster = {**EPOCH, "deep": {**EPOCH["deep"], "gfsvi": EPOCH["deep"]["gfsvi"] / 2}}
+    found = {}
+    for name, changes in {
+        "20 epochs": {"epochs": 20, "trial_epochs": 20},
+        "100 epochs": {"epochs": 100, "trial_epochs": 100},
+        "GFSVI on six convolutions in half the time": {"table": faster},
+    }.items():
+        model = CostModel(**changes)  # type: ignore[arg-type]
+        work = jobs_of(model, replace(model, trial_epochs=30))
+        found[name] = {
+            job: {cards: simulate(phases, cards).makespan / HOUR for cards in (1, 8, 64)}
+            for job, phases in work.items()
+        }
+    return found
 
 
 def printed_speeds() -> dict[str, dict[str, float]]:
@@ -158,11 +179,12 @@ lap("method_and_engine")
 
 def start_up(times: int = 5) -> dict[str, Any]:
     """Time `stfseb --help` and, in a fresh process, all that comes before the first step, but for the data."""
-    helps, laps = [], dict[str, tuple[list[float], list[float]]]()
+    laps: dict[str, tuple[list[float], list[float]]] = {"help": ([], [])}
     for _ in range(times):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), _used_by_children()
         subprocess.run([sys.executable, "-m", "stfseb.cli", "--help"], check=True, capture_output=True)
-        helps.append(time.perf_counter() - began)
+        laps["help"][0].append(time.perf_counter() - began)
+        laps["help"][1].append(_used_by_children() - used)
         done = subprocess.run([sys.executable, "-c", START], check=True, capture_output=True, text=True)
         for line in done.stdout.splitlines():
             name, wall, cpu = line.split()
@@ -170,7 +192,6 @@ def start_up(times: int = 5) -> dict[str, Any]:
             walls.append(float(wall))
             cpus.append(float(cpu))
     return {
-        "help_seconds": _summary(helps),
         **{name: {"wall": _summary(walls), "cpu": _summary(cpus)} for name, (walls, cpus) in laps.items()},
         "load_average": os.getloadavg(),
     }
@@ -183,7 +204,7 @@ def overhead(executor: str, epochs: int, runs: int = 2) -> dict[str, Any]:
         found = run_jobs(
             jobs, Path(folder), executor=executor, processes=runs, device="cpu", announce=print, progress=False
         )
-        seconds = [job.record(Path(folder))["seconds"] for job in jobs]
+        seconds = [line["seconds"] for line in read_log(Path(folder)) if "seconds" in line]
     return {
         "executor": executor,
         "runs": len(found.done),
@@ -196,6 +217,11 @@ def overhead(executor: str, epochs: int, runs: int = 2) -> dict[str, Any]:
     }
 
 
+def _used_by_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _summary(values: list[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values), "times": len(values)}
 
@@ -204,7 +230,7 @@ def main() -> None:
     """Simulate, measure what was asked for, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=float, default=40, help="that final runs and the paper's trials train")
-    parser.add_argument("--measure", action="store_true", help="also time start-up and the driver, on this machine")
+    parser.add_argument("--measure", choices=("start-up", "executor"), help="also time this, on this machine")
     parser.add_argument("--run-epochs", type=int, default=2, help="of the measured runs on the task mini")
     arguments = parser.parse_args()
     model = CostModel(epochs=arguments.epochs, trial_epochs=arguments.epochs)
@@ -233,19 +259,18 @@ def main() -> None:
     }
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     measured = before.get("measured_here", {})
-    if arguments.measure:
-        measured = {
-            "machine": machine(torch.device("cpu")),
-            "start_up": start_up(),
-            "overhead": [overhead(name, arguments.run_epochs) for name in ("local", "dask")],
-        }
+    if arguments.measure is not None:
+        measured["machine"] = machine(torch.device("cpu"))
+    if arguments.measure == "start-up":
+        measured["start_up"] = start_up()
+    if arguments.measure == "executor":
+        measured["overhead"] = [overhead(name, arguments.run_epochs) for name in ("local", "dask")]
     write_json(
         RESULTS,
         {
             "model": {
                 **asdict(model),
                 "trial_epochs_of_40": ours.trial_epochs,
-                "seconds_per_epoch": EPOCH,
                 "set_up_seconds": SET_UP,
                 "prediction_seconds": PREDICTION,
                 "shapes": {task: asdict(shape) for task, shape in SHAPES.items()},
@@ -254,6 +279,7 @@ def main() -> None:
             "costs": costs,
             "compared": others,
             "simulated": rows,
+            "sensitivity_hours": sensitivity(),
             "measured_here": measured,
         },
     )
