@@ -20,7 +20,7 @@ import gpytorch
 import numpy as np
 import torch
 from scipy.stats import norm
-from sklearn.datasets import fetch_california_housing, load_diabetes
+from sklearn.datasets import fetch_california_housing, get_data_home, load_diabetes
 
 from stfseb.sklearn import MAPRegressor, MCDropoutRegressor, STFSEBRegressor
 
@@ -105,11 +105,15 @@ METHODS: dict[str, Callable[[Array, Array, Array, Array, int], Result]] = {
 
 
 def data_sets() -> dict[str, tuple[Array, Array]]:
+    """Return features and targets by name; California housing only where scikit-learn has it on disk."""
     found = {"diabetes": load_diabetes(return_X_y=True)}
     try:
         x, y = fetch_california_housing(return_X_y=True, download_if_missing=False)
     except OSError:
-        print("California housing is not on disk: left out")
+        print(
+            f"California housing is not in {get_data_home()}: left out "
+            "(sklearn.datasets.fetch_california_housing() puts it there)"
+        )
         return found
     order = np.random.default_rng(0).permutation(len(x))[:MOST_ROWS]
     return found | {"california": (x[order], y[order])}

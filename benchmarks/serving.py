@@ -4,7 +4,8 @@
 
 The service (uvicorn, one process) and the clients (asyncio, one process) share the machine's cores. Every client
 sends one 28 x 28 image as a PNG upload over a connection that stays open. The network is the two-convolution CNN with
-random weights: latency does not depend on training.
+random weights: latency does not depend on training. What other programs do meanwhile stretches latencies; the
+service's own CPU time for a request, and the images that went through the network together, depend on it less.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,25 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process up to now (Linux; elsewhere not a number)."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return float("nan")
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def batches(port: int) -> tuple[float, float]:
+    """Return how many images and how many batches went through the network, by the service's own metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    images, count = (re.search(rf"^stfseb_batch_images_{end} (\S+)", text, re.MULTILINE) for end in ("sum", "count"))
+    if images is None or count is None:
+        raise RuntimeError("the service's metrics do not count batches")
+    return float(images.group(1)), float(count.group(1))
+
+
 def measure(model: Path, batch: int, clients: int, seconds: float, samples: int) -> dict[str, Any]:
     """Start `stfseb serve` as a user would, put load on it, stop it."""
     port = free_port()
@@ -103,7 +124,12 @@ def measure(model: Path, batch: int, clients: int, seconds: float, samples: int)
                     raise RuntimeError(process.communicate()[1]) from None
                 time.sleep(0.1)
         asyncio.run(load(port, clients, min(2.0, seconds / 5)))  # warm up
-        return asyncio.run(load(port, clients, seconds))
+        used, (images, count) = cpu_seconds(process.pid), batches(port)
+        found = asyncio.run(load(port, clients, seconds))
+        found["cpu_ms"] = 1000 * (cpu_seconds(process.pid) - used) / found["requests"]
+        more_images, more = batches(port)
+        found["together"] = (more_images - images) / (more - count)
+        return found
     finally:
         process.terminate()
         process.communicate(timeout=30)
@@ -130,11 +156,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         for name, batch in (("batched, up to 64", 64), ("one at a time", 1)):
+            before = os.getloadavg()[0]
             found = measure(model, batch, options.clients, options.seconds, options.samples)
             print(
                 f"{name:18} {found['per_second']:7.0f} requests/s   p50 {found['p50_ms']:6.1f} ms   "
                 f"p99 {found['p99_ms']:6.1f} ms   longest {found['max_ms']:6.0f} ms   errors {len(found['errors'])} "
-                f"of {found['requests']}"
+                f"of {found['requests']}   CPU {found['cpu_ms']:.2f} ms a request   {found['together']:.1f} images "
+                f"together   load average {before:.1f} before, {os.getloadavg()[0]:.1f} after"
             )
 
 

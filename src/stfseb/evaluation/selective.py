@@ -44,7 +44,12 @@ class RiskCoverage:
         return float(self.risk.mean())
 
     def risk_at(self, coverage: float, *, of_familiar: bool = False) -> float:
-        """Return the error rate when (at least) this fraction of the inputs, or of the familiar ones, is answered."""
+        """Return the error rate when (at least) this fraction of the inputs, or of the familiar ones, is answered.
+
+        In a mix of which a fraction f is familiar, answering `coverage` > f of the whole forces answers to unfamiliar
+        inputs: the risk is then at least 1 - f / coverage, however well they are told apart. A coverage of the
+        familiar inputs, as `Method.abstain` sets it, has no such floor.
+        """
         if not 0.0 < coverage <= 1.0:
             raise StfsebError(f"coverage={coverage}: give a fraction above 0, at most 1")
         answered = self.familiar if of_familiar else self.coverage
