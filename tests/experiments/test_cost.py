@@ -69,6 +69,8 @@ def test_a_place_goes_on_with_its_step_only_for_the_same_kind() -> None:
     places = ["a", "a", "b"]
     assert to_set_up([b, b, b], places, 3) == [b, b]
     assert places == ["b"] * 3
+    c = Run(1, 1, "c")
+    assert to_set_up([c, b, a], ["a", "b", "b"], 3) == [c, a]  # a's step is the oldest and makes room for c's
 
 
 def test_the_next_phase_waits_for_all_of_the_last() -> None:
@@ -85,6 +87,9 @@ def test_a_search_sets_up_once_a_card_and_cards_spread_over_searches() -> None:
     groups = {"big": [Run(10.0)] * 9, "small": [Run(12.0)] * 3}
     found = simulate([Phase("s", groups, claims=True)], 2, start=0)
     assert found.makespan == 66  # the second card has 36 s of the small one, then 30 s of the big one
+    groups = {"big": [Run(10.0, 5.0)] * 6, "small": [Run(9.0, 5.0)] * 3}
+    found = simulate([Phase("s", groups, claims=True)], 2, start=0)
+    assert (found.makespan, found.set_up) == (75, 30)  # one card each: more is left of the big one, but not for two
 
 
 @pytest.mark.parametrize("claims", [False, True])
