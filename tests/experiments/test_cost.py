@@ -87,9 +87,9 @@ def test_a_search_sets_up_once_a_card_and_cards_spread_over_searches() -> None:
     groups = {"big": [Run(10.0)] * 9, "small": [Run(12.0)] * 3}
     found = simulate([Phase("s", groups, claims=True)], 2, start=0)
     assert found.makespan == 66  # the second card has 36 s of the small one, then 30 s of the big one
-    groups = {"big": [Run(10.0, 5.0)] * 6, "small": [Run(9.0, 5.0)] * 3}
+    groups = {"big": [Run(5.0, 5.0)] * 3 + [Run(12.0, 5.0)] * 3, "small": [Run(10.0, 5.0)] * 3}
     found = simulate([Phase("s", groups, claims=True)], 2, start=0)
-    assert (found.makespan, found.set_up) == (75, 30)  # one card each: more is left of the big one, but not for two
+    assert (found.makespan, found.set_up) == (66, 30)  # 36 s are left of the big one, but for two cards
 
 
 @pytest.mark.parametrize("claims", [False, True])
