@@ -7,6 +7,7 @@ import pytest
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import Job, make_job, perform, perform_together
+from stfseb.experiments.run import make_method
 
 
 def test_a_job_holds_the_preset_and_what_is_laid_over_it(tiny):
@@ -45,6 +46,19 @@ def test_an_edited_task_file_is_another_task(tiny, tmp_path):
     with pytest.raises(StfsebError, match="has changed since the run was planned"):
         job.load()
     assert "definition" not in make_job("mini", "map").identity  # names of built-in tasks' runs stay
+
+
+def test_an_ensemble_is_defined_by_its_members_preset(tiny, tmp_path):
+    text = Path(tiny).read_text().replace("array: ", f"array: {Path(tiny).parent}/")
+    names = []
+    for sigma in ("1.0", "1.0", "2.0"):
+        file = tmp_path / "tiny.yaml"
+        file.write_text(f"{text}presets: {{map: {{sigma: {sigma}}}}}\n")
+        names.append(make_job(str(file), "ensemble", settings={"members": 2}).name)
+    assert names[0] == names[1] != names[2]
+    job = make_job(tiny, "ensemble", settings={"members": 2, "settings": {"sigma": 3.0}})
+    made = make_method(job.load(), job.config("cpu"))
+    assert [member.settings.sigma for member in made.members] == [3.0, 3.0]
 
 
 def test_unknown_names_are_refused(tiny):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from made_runs import asked, made, record_of
@@ -107,3 +108,14 @@ def test_runs_of_the_presets_alone_make_the_main_tables_alone(tmp_path, monkeypa
     _, records = made("table1", ask=asked("mini", training={"epochs": 2}))
     write_report(records, tmp_path, "main")
     assert {p.stem for p in (tmp_path / "tables").glob("*.json")} == {"table1", "table2", "scorecard", "differences"}
+
+
+def test_runs_of_an_edited_task_file_stand_apart_from_the_newest():
+    job = make_job("mini", "map", 0)
+    records = [
+        {**record_of(replace(job, seed=seed, definition=text)), "started": when}
+        for seed, text, when in ((0, "before", 1), (1, "before", 2), (0, "after", 3))
+    ]
+    found = arranged(records)["mini"]
+    assert [r["job"]["definition"] for r in found.main] == ["after"]
+    assert {r["label"] for r in found.others} == {"MAP, task file as it was"}

@@ -101,6 +101,10 @@ def _complete(
     task: Task, key: str, settings: dict[str, Any], training: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     preset = task.presets.get(key, {})
+    if key == "ensemble":  # what defines its runs is its members' preset
+        of = key_of(str(settings.get("of", "map")))
+        members, _ = _complete(task, of, settings.get("settings", {}), {})
+        settings = {"members": 5, **settings, "of": of, "settings": members}
     # 20 and 20.0 are one run: a value equal to the preset's is written as the preset has it.
     whole = {**preset, **{k: v for k, v in settings.items() if k not in preset or preset[k] != v}}
     # JSON has no infinity: a Gaussian prior's dof is "inf", in the identity as in records.

@@ -64,18 +64,18 @@ def make_network(task: Task) -> torch.nn.Module:
 def make_method(data: TaskData, config: RunConfig) -> Method:
     """Return the method around a fresh network; weights, extractor and masks follow from the seed.
 
-    An ensemble takes the settings `of` (a method, MAP by default) and `members` (5); each member has a seed
-    of its own.
+    An ensemble takes the settings `of` (a method, MAP by default), `members` (5) and `settings` (over the preset of
+    `of`); each member has a seed of its own.
     """
     task, key = data.task, key_of(config.method)
     settings = {**task.presets.get(key, {}), **config.settings}
     settings = {k: math.inf if v == "inf" else v for k, v in settings.items()}  # as JSON knows it
     if key == "ensemble":
-        one = replace(config, method=str(settings.pop("of", "map")), settings={})
+        one = replace(config, method=str(settings.pop("of", "map")), settings=settings.pop("settings", {}))
         count = settings.pop("members", 5)
         check_count(members=count)
         if settings:
-            raise StfsebError(f"an ensemble has no setting '{min(settings)}': give 'of' and 'members'")
+            raise StfsebError(f"an ensemble has no setting '{min(settings)}': give 'of', 'members' and 'settings'")
         return Ensemble.of(lambda i: make_method(data, replace(one, seed=1000 * config.seed + i)), count)
     cls = method_class(key)
     names = cls.settings_type.names()

@@ -51,7 +51,8 @@ def _arranged(task: str, records: Sequence[Record]) -> Arranged:
     context = None if None in contexts else _most(contexts)
     ways = [r["job"]["training"] for r in regular if r["job"].get("context") == context]
     training: dict[str, Any] = known.training if known is not None and known.training in ways else _most(ways)
-    base = {"settings": usual, "training": training, "context": context}
+    newest = max(jobs, key=lambda r: float(r.get("started") or 0))["job"].get("definition")
+    base = {"settings": usual, "training": training, "context": context, "definition": newest}
     main: list[Record] = []
     others: list[Record] = []
     for record in records:
@@ -73,6 +74,8 @@ def _differences(record: Record, base: Mapping[str, Any]) -> list[str]:
     words += _changes(base["training"], job["training"])
     if job.get("context") != base["context"]:
         words.append(f"context {job.get('context') or 'of the task'}")
+    if job.get("definition") != base["definition"]:
+        words.append("task file as it was")
     return words
 
 
