@@ -93,10 +93,6 @@ class _FlattenLinear:
         return F.linear(x.permute(0, 2, 3, 1).reshape(len(x), -1), columns, self.linear.bias)
 
 
-def _flattens(module: nn.Module) -> bool:
-    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-
-
 def hooked(module: nn.Module) -> bool:
     """Tell whether something listens to the module's calls, so that they cannot be replaced."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
