@@ -27,22 +27,21 @@ COVERAGE = 0.9
 def measured(model: Path) -> tuple[str, dict[str, float]]:
     """Return a model's method, and by name what was measured of it."""
     method = stfseb.load(model)
-    rule = method.abstain(COVERAGE)  # from the validation images, with the samples that training judged them by
+    method.abstain(COVERAGE)  # from the validation images, with the samples that training judged them by
     parts = {name: read(name) for name in ("test", "mnist", "glyphs")}
     decided = {name: method.decide(part.images) for name, part in parts.items()}
-    certain = {name: found.uncertainty.numpy() for name, found in decided.items()}
+    unsure = {name: found.uncertainty.numpy() for name, found in decided.items()}
     wrong = (decided["test"].prediction.argmax(1) != parts["test"].labels).numpy()
     error, rows = float(wrong.mean()), len(wrong)
     found = {
-        "samples": rule["samples"] / 100,
         "error of all familiar": error,
-        "familiar alone, 90 % answered": risk_coverage(certain["test"], wrong).risk_at(COVERAGE),
+        "familiar alone, 90 % answered": risk_coverage(unsure["test"], wrong).risk_at(COVERAGE),
     }
     for name in ("mnist", "glyphs"):
         for ratio in (1, 9):
-            others = certain[name][: rows // ratio]
+            others = unsure[name][: rows // ratio]
             curve = risk_coverage(
-                np.concatenate([certain["test"], others]),
+                np.concatenate([unsure["test"], others]),
                 np.concatenate([wrong, np.ones(len(others))]),
                 np.concatenate([np.ones(rows), np.zeros(len(others))]),
             )
