@@ -1,10 +1,12 @@
 """Locks: one holder at a time, whatever processes do, and none left behind by the dead."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -131,3 +133,14 @@ def test_whoever_may_only_read_sees_the_holder(tmp_path, monkeypatch):
     with claims.claim(tmp_path):
         monkeypatch.setattr(os, "open", only_reading)
         assert claims.holder(tmp_path)["process"] == os.getpid()
+
+
+def test_somebody_who_only_looks_is_not_taken_for_a_holder(tmp_path):
+    with (tmp_path / claims.NAME).open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        done = threading.Timer(0.005, fcntl.flock, (looking, fcntl.LOCK_UN))
+        done.start()
+        held = claims.claim(tmp_path)
+        done.join()
+    assert held is not None
+    held.release()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 NAME = "claim.json"
+_LOOKS = (0.001, 0.02)  # seconds after which a lock that is in the way is tried again
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Claim:
 
 
 def claim(folder: Path, **said: Any) -> Claim | None:
-    """Take a run's folder for this process, or return None when another holds it; never waits.
+    """Take a run's folder for this process, or return None when another holds it; never waits for it.
 
     Args:
         folder: the run's folder; made where it does not exist.
@@ -129,13 +130,17 @@ def _lock(handle: int) -> bool | None:
     """Lock a file; False: it cannot be locked on this file system, None: another has it."""
     if fcntl is None:
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return False
-    return True
+    for pause in (*_LOOKS, None):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if pause is not None:  # it may be somebody who only looks (`holder`)
+                time.sleep(pause)
+        except OSError:
+            return False
+        else:
+            return True
+    return None
 
 
 def _leads_to(path: Path, handle: int) -> bool:
