@@ -249,9 +249,10 @@ def test_table_words_and_figure_show_the_choices():
     table = search_table(found)
     assert table.row_count == 11  # ten of the lowest NLL, and the choice that is not among them
     assert [line.partition(",")[0] for line in search_in_words(found)[1:]] == ["paper: trial 0", "ours: trial 14"]
-    (ax,) = search_figure(found).axes
+    figure = search_figure(found)
+    (ax,), (legend,) = figure.axes, figure.legends
     assert len(ax.collections[0].get_offsets()) == 15
-    assert [text.get_text() for text in ax.get_legend().get_texts()][-2:] == ["paper", "ours"]
+    assert [text.get_text() for text in legend.get_texts()][-2:] == ["paper", "ours"]
     assert search_figure(hand_made(trial(0, 0.3, auroc=None), choices={})) is None
 
 
