@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stfseb.methods.twice import Patches, Stage, gram, substitute
+from stfseb.methods import twice
+from stfseb.methods.twice import Patches, Stage, substitute, weight_gram
 
 OPTIONS = [
     {"padding": 1},
@@ -70,13 +71,26 @@ def test_patches_are_unfold(options):
     assert torch.autograd.gradcheck(lambda v: Patches.apply(v, *options), (x,))
 
 
-@pytest.mark.parametrize("size", [5, 4096, 9000])
-def test_gram_is_the_product(size):
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("block", [1, 2**27])
+def test_weight_gram_is_that_of_the_jacobian(groups, block, monkeypatch):
+    """Against J written out, in value and gradients; for one class at a time and for all at once."""
+    monkeypatch.setattr(twice, "JACOBIAN_BYTES", block)
     torch.manual_seed(0)
-    x = torch.randn(2, 3, size, requires_grad=True)
-    wanted = x.double() @ x.double().mT
-    torch.testing.assert_close(gram(x), wanted, rtol=1e-12, atol=1e-12)
-    outer = torch.randn(2, 3, 3, dtype=torch.float64)
-    (ours,) = torch.autograd.grad(gram(x), x, outer)
-    (theirs,) = torch.autograd.grad(wanted, x, outer)
-    torch.testing.assert_close(ours, theirs)
+    g = torch.randn(3, 4, groups, 2, 5, dtype=torch.float64, requires_grad=True)
+    patches = torch.randn(4, groups, 6, 5, dtype=torch.float64, requires_grad=True)
+    scale = torch.rand(groups * 2 * 6, dtype=torch.float64, requires_grad=True)
+
+    def written_out(g, patches, scale):
+        jacobian = torch.einsum("lngop,ngkp->lngok", g, patches).flatten(2) * scale
+        return jacobian @ jacobian.mT
+
+    torch.testing.assert_close(weight_gram(g, patches, scale), written_out(g, patches, scale))
+    assert torch.autograd.gradcheck(weight_gram, (g, patches, scale))
+
+
+def test_sums_in_parts_are_the_product():
+    torch.manual_seed(0)
+    g, patches, scale = torch.randn(2, 3, 1, 90, 1), torch.randn(3, 1, 101, 1), torch.rand(9090)
+    jacobian = torch.einsum("lngop,ngkp->lngok", g, patches).flatten(2).double() * scale
+    torch.testing.assert_close(weight_gram(g, patches, scale), jacobian @ jacobian.mT, rtol=1e-6, atol=1e-6)

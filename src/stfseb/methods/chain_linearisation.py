@@ -10,7 +10,6 @@ operations that autograd differentiates once: nothing is differentiated twice, a
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stfseb.methods.layer_calls import LayerCall, single_use_calls
-from stfseb.methods.layer_products import by_pairs, is_supported, layer_bytes, layer_covariance
+from stfseb.methods.layer_products import is_supported, layer_bytes, layer_covariance
 from stfseb.networks.dropout import DROPOUT_MODULES
 from stfseb.networks.folding import chain, hooked
 from stfseb.networks.layout import halves
@@ -70,11 +69,8 @@ class ChainLinearisation:
 
     def bytes_needed(self, rows: int, itemsize: int) -> tuple[int, int]:
         """Estimate the memory of a covariance at its peak, gradients included: once, and for each class."""
-        once = sum(layer_bytes(call, rows, itemsize, only=False)[0] for call in self.calls.values())
-        weights = [math.prod(call.weight_shape) for call in self.calls.values() if not by_pairs(call)]
-        outputs = sum(math.prod(call.output_shape) for call in self.calls.values())
-        # Every layer's weight gradients twice, one layer's in float64, gradients by the outputs twice.
-        return once, rows * (2 * itemsize * (sum(weights) + outputs) + 8 * max(weights, default=0))
+        layers = [layer_bytes(call, rows, itemsize, only=False) for call in self.calls.values()]
+        return sum(once for once, _ in layers), sum(each for _, each in layers)
 
 
 def chain_linearisation(net: nn.Module, example: Tensor) -> ChainLinearisation | None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 LINEARISATIONS = ("full", "last_layer", "subset")
 PREDICTIONS = ("network", "linearised")
-_CLASSES_BUDGET = 1900 * 2**20  # bytes: as many classes at once as this holds, at least one
+_CLASSES_BUDGET = 1536 * 2**20  # bytes: as many classes at once as this holds, at least one
 
 
 @dataclass(frozen=True)

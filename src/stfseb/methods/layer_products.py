@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stfseb.methods.layer_calls import LINEAR, LayerCall
-from stfseb.methods.twice import Patches, gram
+from stfseb.methods.twice import JACOBIAN_BYTES, Patches, weight_gram
 
 _BLOCK_BYTES = 32 * 2**20
 
@@ -45,11 +45,11 @@ def layer_covariance(call: LayerCall, a: Tensor, g: Tensor, weight_scale: Tensor
     patches, groups = _patches(call, a)
     count, channels = len(g), g.shape[-1] if call.kind == LINEAR else g.shape[2]
     spread = g.reshape(count, rows, -1, channels).mT if call.kind == LINEAR else g.flatten(3)
-    # (N, groups, n * O / groups, positions) x (N, groups, positions, K): patches are shared by the classes.
-    grouped = spread.view(count, rows, groups, channels // groups, -1).permute(1, 2, 0, 3, 4).flatten(2, 3)
-    weights = (grouped @ patches.mT).view(rows, groups, count, channels // groups, -1)
-    share = gram(weights.permute(2, 0, 1, 3, 4).reshape(count, rows, -1) * weight_scale.flatten())
-    return share if bias_scale is None else share + gram(spread.sum(-1) * bias_scale)
+    share = weight_gram(spread.view(count, rows, groups, channels // groups, -1), patches, weight_scale.flatten())
+    if bias_scale is None:
+        return share
+    biases = (spread.sum(-1) * bias_scale).double()
+    return share + biases @ biases.mT
 
 
 def _patches(call: LayerCall, a: Tensor) -> tuple[Tensor, int]:
@@ -119,4 +119,6 @@ def layer_bytes(call: LayerCall, rows: int, itemsize: int, *, only: bool) -> tup
         return 4 * (block + rows * rows * width * 8), activations + 3 * rows * rows * width * 8
     weights = math.prod(call.weight_shape)
     patches = weights // width * math.prod(call.output_shape) // width * 2
-    return rows * patches * itemsize, activations + rows * weights * (3 * itemsize + 8)
+    # The Jacobian of one class at least, of as many as a block holds at most, and what is computed from it.
+    block = max(JACOBIAN_BYTES, rows * weights * (2 * itemsize + 8))
+    return rows * patches * itemsize + block // 2, activations
