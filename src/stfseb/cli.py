@@ -172,7 +172,7 @@ def evaluate(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
-    inputs: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, or an .npy/.npz array of images.")],
+    inputs: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, folders of them, or .npy/.npz arrays.")],
     coverage: Annotated[
         float | None, typer.Option(help="Answer this fraction of familiar images; by default the model's own rule.")
     ] = None,

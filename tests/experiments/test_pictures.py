@@ -31,3 +31,20 @@ def test_damaged_and_oblong_models_are_said(tmp_path):
         read_inputs(path, (1, 28, 28))
     with pytest.raises(StfsebError, match="give them as an"):
         read_inputs(path, (1, 28, 20))
+
+
+def test_a_folder_gives_its_pictures(tmp_path):
+    (tmp_path / "more").mkdir()
+    for name, value in (("b.png", 10), ("a.jpg", 200), ("more/c.PNG", 90)):
+        Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("not a picture")
+    names, images = read_inputs(tmp_path, (1, 8, 8))
+    assert sorted(names) == ["a.jpg", "b.png", "more/c.PNG"]
+    means = dict(zip(names, images.float().mean((1, 2, 3)).tolist(), strict=True))
+    assert means == pytest.approx({"a.jpg": 200, "b.png": 10, "more/c.PNG": 90}, abs=2)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(StfsebError, match="holds no PNG or JPEG"):
+        read_inputs(empty, (1, 8, 8))
+    with pytest.raises(StfsebError, match="does not exist"):
+        read_inputs(tmp_path / "nothing.png", (1, 8, 8))

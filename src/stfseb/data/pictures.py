@@ -88,7 +88,7 @@ def _is_class(entry: Path) -> bool:
     return entry.is_dir() and not entry.name.startswith(".")
 
 
-def _pictures(folder: Path) -> list[Path]:
+def picture_files(folder: Path) -> list[Path]:
     """List the pictures under a folder, sorted by path."""
     found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
     return sorted(path for path in found if path.is_file())
@@ -98,7 +98,7 @@ def read_unlabelled(name: str, folder: Path, channels: int, size: int) -> ImageS
     """Read every picture under a folder, without labels."""
     if not folder.is_dir():
         raise StfsebError(f"{name}: folder '{folder}' does not exist")
-    paths = _pictures(folder)
+    paths = picture_files(folder)
     if not paths:
         raise StfsebError(f"{name}: no PNG or JPEG under '{folder}'")
     return ImageSet(name, read_pictures(paths, channels, size))
@@ -116,7 +116,7 @@ def read_classes(name: str, folder: Path, classes: Sequence[str], channels: int,
     paths: list[Path] = []
     labels: list[int] = []
     for label, title in enumerate(classes):
-        pictures = _pictures(folder / title)
+        pictures = picture_files(folder / title)
         if not pictures:
             raise StfsebError(f"{name}: class '{title}' has no PNG or JPEG in '{folder / title}'")
         paths += pictures

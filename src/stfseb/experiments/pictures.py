@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from stfseb.data.arrays import load_arrays
-from stfseb.data.pictures import read_picture
+from stfseb.data.pictures import picture_files, read_picture
 from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels
 
@@ -20,9 +21,14 @@ ARRAYS = (".npy", ".npz")
 
 
 def read_inputs(path: Path, shape: tuple[int, ...]) -> tuple[list[str], Tensor]:
-    """Return names and images (N, C, H, W) from one image file or one array of images."""
+    """Return names and images (N, C, H, W) from an image file, a folder of them, or an array of images."""
+    if path.is_dir():
+        files = picture_files(path)
+        if not files:
+            raise StfsebError(f"{path} holds no PNG or JPEG file: give another folder, files, or an .npy array")
+        return [str(f.relative_to(path)) for f in files], torch.cat([_picture(f, shape) for f in files])
     if not path.is_file():
-        raise StfsebError(f"{path} does not exist or is not a file")
+        raise StfsebError(f"{path} does not exist: give image files, a folder of them, or an .npy array")
     if path.suffix.lower() in ARRAYS:
         images = _as_images(_array(path), shape, path)
         return [f"{path.name}[{i}]" for i in range(len(images))], images
