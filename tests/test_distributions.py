@@ -184,7 +184,9 @@ def test_broadcast_batch_equals_a_loop() -> None:
             torch.testing.assert_close(result[:, i, j], single, rtol=1e-12, atol=1e-12)
 
 
-def test_validation() -> None:
+def test_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch.compile switches the default off for the whole process, and another test may have compiled something.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     eye = torch.eye(2)
     with pytest.raises(StfsebError, match=r"df = 2 must be larger than 2"):
         MultivariateStudentT(2.0, torch.zeros(2), eye)
