@@ -6,7 +6,7 @@ import html
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from stfseb.report.tables import escape_latex, escape_markdown
+from stfseb.report.tables import escape_latex, escape_markdown, in_width
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -161,14 +161,8 @@ class Grid:
         return Stack(*parts)
 
     def _fit(self, width: int) -> list[list[int]]:
-        chunks: list[list[int]] = [[]]
-        used = 0
+        needs = []
         for i, column in enumerate(self.columns):
             texts = [text for row in self.cells for text in (row[i].text, *row[i].below)]
-            need = max([min(len(column), 16), *map(len, texts)]) + 2
-            if used + need > width and chunks[-1]:
-                chunks.append([])
-                used = 0
-            chunks[-1].append(i)
-            used += need
-        return chunks
+            needs.append(max([min(len(column), 16), *map(len, texts)]) + 2)
+        return in_width(needs, width)

@@ -239,11 +239,15 @@ def _mean_metric(kind: str, sets: Sequence[str]) -> Callable[[Record], float | N
 
 
 def _fit(table: Table, width: int) -> list[list[int]]:
+    headings = [max(map(len, _short(column).split("\n"))) for column in table.columns]
+    return in_width([max([h, *(len(row[i].text) for row in table.cells)]) + 2 for i, h in enumerate(headings)], width)
+
+
+def in_width(needs: Sequence[int], width: int) -> list[list[int]]:
+    """Return the columns, which need so many characters each, in groups that fit beside each other."""
     chunks: list[list[int]] = [[]]
     used = 0
-    for i, column in enumerate(table.columns):
-        heading = max(map(len, _short(column).split("\n")))
-        need = max([heading, *(len(row[i].text) for row in table.cells)]) + 2
+    for i, need in enumerate(needs):
         if used + need > width and chunks[-1]:
             chunks.append([])
             used = 0
