@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from stfseb import MAP, STFSEB, MCDropout
+from stfseb import GFSVI, MAP, STFSEB, MCDropout
 from stfseb.likelihoods import StudentTRegression
 
 
@@ -39,3 +39,20 @@ def test_buffers_that_are_not_saved_come_along():
     first = make(1.0)
     first.take_over(make(2.0))
     assert first.net.shift.tolist() == [2.0, 2.0]
+
+
+def test_a_gaussian_process_priors_kernel_comes_along():
+    context = torch.rand(20, 6)
+
+    def make(kernel, length_scale):
+        method = GFSVI(make_net(), context, kernel=kernel, num_context=8)
+        method.prior.set(length_scale, 2.0)
+        return method
+
+    first, other = make("matern12", 0.5), make("rbf", 1.5)
+    assert first.captured_key() == other.captured_key()  # a step sees the kernel's factors alone
+    points = torch.rand(3, 8, 6)
+    before, wanted = first.context_factors(points)[0], other.context_factors(points)[0]
+    first.take_over(other)
+    assert torch.equal(first.context_factors(points)[0], wanted)
+    assert not torch.allclose(before, wanted)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stfseb.likelihoods import Likelihood
+    from stfseb.methods.base import Method
 
 LINEARISATIONS = ("full", "last_layer", "subset")
 PREDICTIONS = ("network", "linearised")
@@ -144,6 +145,7 @@ class GFSVI(MeanFieldMethod):
     label = "GFSVI"
     settings_type = GFSVISettings
     live_names = ("gamma", "a_eps")
+    live_settings = ("gamma", "a_eps", "kernel")  # the kernel is evaluated before an epoch, outside of its steps
     settings: GFSVISettings
 
     def __init__(
@@ -180,6 +182,12 @@ class GFSVI(MeanFieldMethod):
         method.settings = settings
         method.__dict__["label"] = settings.label
         return method
+
+    def take_over(self, other: Method) -> None:
+        """Become `other`, its kernel included; `prepare` then fits that."""
+        super().take_over(other)
+        assert isinstance(other, GFSVI)
+        self.prior.kernel = other.prior.kernel
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Fit the prior's kernel to the training data, or take the fit of the same data from the cache."""

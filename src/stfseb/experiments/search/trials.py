@@ -21,6 +21,7 @@ from stfseb.evaluation.metrics import ece
 from stfseb.evaluation.ood import auroc
 from stfseb.experiments.run import augmentation, make_method, protocol_of
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
+from stfseb.training.engine import worth_compiling
 from stfseb.training.fit import CollapseWarning
 from stfseb.training.population import Member, Outcome, fit_population
 
@@ -79,6 +80,7 @@ class Trainer:
     frontier: Frontier = field(default_factory=Frontier)
     on_epoch: Callable[[Claim, History], None] | None = None
     checkpoints: Path | None = None  # a folder: trials that were interrupted go on from there
+    trials: int = 1  # of the whole search: whether a step is worth compiling goes by what is to come
 
     def __call__(self, claims: Iterable[Claim]) -> Iterator[tuple[Claim, dict[str, Any]]]:
         """Yield each claim with its result as it is done."""
@@ -104,6 +106,9 @@ class Trainer:
             return bool(reason)
 
         config = self.plan.job({}).config(self.device)
+        protocol = protocol_of(data.task, config)
+        steps = len(data.train) // self.plan.training["batch_size"] * protocol["epochs"]
+        protocol = {"compiled": worth_compiling(max(1, self.trials // self.width) * steps), **protocol}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CollapseWarning)  # it is in the result
             for outcome in fit_population(
@@ -116,7 +121,7 @@ class Trainer:
                 augment=augmentation(data.task),
                 prune=prune,
                 checkpoint_every=_CHECKPOINT,
-                **protocol_of(data.task, config),
+                **protocol,
             ):
                 result = self._result(outcome)
                 yield by_name[outcome.member.name], result  # and comes back when it is written down

@@ -73,7 +73,14 @@ def search(
     url, beat = storage or f"sqlite:///{here / 'study.db'}", max(1, min(10, grace // 4))
     with Store(url, plan, trials, facts={"data": material.facts()}, heartbeat=beat, grace=grace) as store:
         trainer = Trainer(
-            plan, material, device, width, pruning or NEVER, on_epoch=watcher.epoch, checkpoints=here / "trials"
+            plan,
+            material,
+            device,
+            width,
+            pruning or NEVER,
+            on_epoch=watcher.epoch,
+            checkpoints=here / "trials",
+            trials=trials,
         )
         try:
             work(store, trainer, watcher)
