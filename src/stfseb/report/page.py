@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.files import replacing
 from stfseb.report import figures, shifts, tables
 from stfseb.report.arrange import Arranged, arranged
+from stfseb.report.headline import headline_section
 from stfseb.report.paper_section import paper_section
 from stfseb.report.records import Record, check, groups, missing_sets, ood_families, title_of
 from stfseb.report.style import inline_svg, rendered
@@ -132,6 +133,7 @@ def write_report(
     slugs = _slugs(tasks)
     files: dict[Path, bytes] = {}
     paper = paper_section(kept, tasks, plans, missing or {}, files)
+    headline = headline_section({task: entry.main for task, entry in tasks.items()}, files)
     sections = [_section(entry, slugs[task], files) for task, entry in tasks.items()]
     environment = Environment(
         loader=PackageLoader("stfseb.report"),
@@ -142,7 +144,7 @@ def write_report(
     )
     environment.filters["setting"] = _setting
     page = environment.get_template("report.html").render(
-        title=title, sections=sections, paper=paper, runs=len(kept), anchors=_anchors(sections)
+        title=title, sections=sections, headline=headline, paper=paper, runs=len(kept), anchors=_anchors(sections)
     )
     # The page last: where it exists, what it was made with exists too.
     files[Path("report.html")] = page.encode()
