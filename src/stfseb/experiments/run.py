@@ -85,7 +85,8 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     if "context" in settings or "likelihood" in settings:
         raise StfsebError("context and likelihood are not settings of a run: choose the context with --context")
     if "num_context" in names:
-        settings["context"] = "train" if data.context is None else data.context.images
+        # All training images as they are: rows of a minibatch would be augmented, and could not be captured.
+        settings["context"] = (data.train if data.context is None else data.context).images
     try:
         return cls(make_network(task), **settings)
     except TypeError as error:

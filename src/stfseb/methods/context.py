@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EXTRACTORS = ("init", "independent", "he")
-TRAIN = "train"  # the paper's TRAIN: context points are rows of the minibatch
+TRAIN = "train"  # context points are rows of the minibatch, for data that are streamed
+_ROWS = {"cpu": 128}  # images at a time for h: more do not fit a core's caches and take twice as long there
 
 
 def generator(seed: int, stream: int, index: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -87,6 +88,11 @@ class ContextStream:
             taken += len(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    @property
+    def first(self) -> Tensor:
+        """The order of the first cycle."""
+        return self._permutation(0)
+
     def _permutation(self, cycle: int) -> Tensor:
         if cycle != self._cycle:
             self._order = torch.randperm(self.count, generator=generator(self.seed, 1, cycle))
@@ -130,6 +136,8 @@ class Draw(NamedTuple):
 class Context(nn.Module):
     """A context set, the order in which its points are used, and their features h, computed once.
 
+    On the CPU h is computed as far as steps have come in the first cycle, elsewhere for the whole set at once.
+
     Args:
         net: the network that is being trained; the extractor is copied from it now.
         context: images, or "train" for rows of the minibatch.
@@ -163,6 +171,7 @@ class Context(nn.Module):
         self.step = 0
         self._drawn_at: Tensor | None = None
         self._whole: Tensor | None = None
+        self._reached = 0  # points of the first cycle whose h is in `cached`
         self._extractor: Features | None = None
         # In tuples, so that extractors are no submodules: nothing of theirs is trained or saved.
         self._frozen = (_frozen(net, extractor, self.seed),)
@@ -180,6 +189,8 @@ class Context(nn.Module):
         """Restart the order of the points and their masks."""
         self.seed, self.step, self._drawn_at = seed, 0, None
         if self.stream is not None:
+            if self._reached < self.stream.count:  # in an order that is no more
+                self.cached, self._reached = None, 0
             self.stream = ContextStream(self.stream.count, self.num_context, seed)
 
     @torch.no_grad()
@@ -187,7 +198,8 @@ class Context(nn.Module):
         """Take another set's images and features of the same shapes, in place."""
         if self.images is not None and other.images is not None:
             self.images.copy_(other.images)
-            self.features(like).copy_(other.features(like))
+            if self.cached is not None:  # else there is no function term
+                self.features(like).copy_(other.features(like))
 
     def begin_parts(self, whole: Tensor | None) -> None:
         """Say that the next draw is a new step's; where points are rows of the minibatch, they are taken of `whole`."""
@@ -220,22 +232,38 @@ class Context(nn.Module):
                 f"context images have shape {tuple(images.shape[1:])} but the training images "
                 f"{tuple(x.shape[1:])}: give images of one shape"
             )
-        return Draw(images, self.features(x)[chosen], masks)
+        return Draw(images, self._features_up_to((step + 1) * self.num_context, x)[chosen], masks)
 
     def features(self, like: Tensor) -> Tensor:
         """Return h for the whole context set, (count, p), on the device and in the precision of `like`."""
-        if self.cached is None:
-            assert self.images is not None
-            if self.images_only:
-                self.cached = like.new_empty(len(self.images), 0)
-                return self.cached
-            self.cached = self.extract(self.images, like)
+        assert self.images is not None
+        return self._features_up_to(len(self.images), like)
+
+    def _features_up_to(self, points: int, like: Tensor) -> Tensor:
+        """Return h, (count, p), in which at least the first `points` points of the first cycle are filled in."""
+        assert self.images is not None
+        assert self.stream is not None
+        count = len(self.images)
+        if self.images_only or self.normalise or like.device.type != "cpu":  # a norm is of the whole set
+            points = count
+        if self.cached is None and points >= count:
+            self.cached = like.new_empty(count, 0) if self.images_only else self.extract(self.images, like)
+            self._reached = count
+        while self._reached < min(points, count):
+            rows = self.stream.first[self._reached : self._reached + _ROWS["cpu"]].to(self.images.device)
+            found = self.extract(self.images[rows], like)
+            if self.cached is None:
+                self.cached = found.new_zeros(count, found.shape[1])
+            self.cached[rows.to(self.cached.device)] = found
+            self._reached += len(rows)
+        assert self.cached is not None
         return self.cached
 
     def extract(self, images: Tensor, like: Tensor) -> Tensor:
         """Return h for any images, (count, p)."""
         extract = self._make_extractor(scaled(images[:1], like))
-        return self._normalised(torch.cat([extract(scaled(part, like)) for part in images.split(1024)]))
+        parts = images.split(_ROWS.get(like.device.type, 1024))
+        return self._normalised(torch.cat([extract(scaled(part, like)) for part in parts]))
 
     def _make_extractor(self, example: Tensor) -> Features:
         if self._extractor is None:

@@ -26,8 +26,8 @@ _NOTES = {
     "context-number": (),
     "context-source": (
         (
-            "Auxiliary: the task's context set, which is a kind of outlier exposure. Train: rows of the minibatch. "
-            "None: the function term is left out."
+            "Auxiliary: the task's context set, which is a kind of outlier exposure. Train: the training images, "
+            "not augmented. None: the function term is left out."
         ),
     ),
 }
