@@ -11,7 +11,7 @@ from stfseb.errors import StfsebError
 
 _WHAT = (
     "table1, table2, figure1, figure2, dof, context-number, context-source, efficiency; all (of these); "
-    "readings, beyond, samples, tails."
+    "tempered, readings, beyond, samples, tails."
 )
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import Job, make_job, perform, perform_together
+from stfseb.experiments.records import write_record
 from stfseb.experiments.run import make_method
+from stfseb.methods.saving import load
 
 
 def test_a_job_holds_the_preset_and_what_is_laid_over_it(tiny):
@@ -87,6 +89,36 @@ def test_a_run_alone_and_in_a_population_gives_the_same_numbers(tiny, tmp_path):
         assert job.done(tmp_path / "alone")
         assert job.record(tmp_path / "together")["job"] == job.identity
         assert not (job.folder(tmp_path / "together") / "checkpoint").exists()
+
+
+def test_records_are_small_and_what_is_large_lies_beside_them(tiny, tmp_path):
+    job = make_job(tiny, "mcdropout", 0, training={"epochs": 2})
+    record = perform(job, tmp_path, job.load(), device="cpu")
+    folder = job.folder(tmp_path)
+    written = json.loads((folder / "record.json").read_text())
+    assert "images" not in written
+    assert "held_out" not in written["calibration"]
+    assert load(folder / "model").calibration["held_out"]["uncertainty"]  # other thresholds can still be asked for
+    assert job.record(tmp_path) == {**written, "images": record["images"]}
+    assert len(record["images"]["test"]["most"]) == 8
+    assert (folder / "record.json").stat().st_size < 30_000
+    # 100 epochs, the most that a run of the paper has, with as many digits as these.
+    longest = {**written, "history": written["history"] * 50}
+    assert write_record(tmp_path / "longest", longest).stat().st_size < 30_000
+    (folder / "images.json").unlink()
+    assert job.record(tmp_path) == written
+
+
+def test_the_record_is_written_last(tmp_path, monkeypatch):
+    from stfseb.experiments import records
+
+    def full(path, text):
+        raise StfsebError("cannot write: no space left on device")
+
+    monkeypatch.setattr(records, "write_text", full)
+    with pytest.raises(StfsebError, match="no space"):
+        write_record(tmp_path, {"id": "a", "images": {"test": {}}})
+    assert [path.name for path in tmp_path.iterdir()] == ["images.json"]
 
 
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypatch):

@@ -1,12 +1,15 @@
-"""Rotation and corruption: against the record's own evaluation, and against scikit-learn."""
+"""What is measured beside a record: against the record's own evaluation, scikit-learn and scipy."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
+from scipy.special import softmax
 from sklearn.metrics import log_loss, roc_auc_score
 
 import stfseb
@@ -73,6 +76,86 @@ def test_more_and_fewer_samples_are_evaluations(method, data, monkeypatch):
     assert set(found) == {"1", "3"}
     assert found["3"] == evaluate(method, few.test, few.ood, samples=3)
     assert found["1"]["nll"] != found["3"]["nll"]
+
+
+def test_fewer_samples_are_averaged_over_groups_of_one_pass(method, data, monkeypatch):
+    monkeypatch.setattr(shifts, "COUNTS", (1, 3))
+    passes = []
+    draw = method.sample_logits
+    monkeypatch.setattr(method, "sample_logits", lambda x, n, **how: passes.append(len(x)) or draw(x, n, **how))
+    few = replace(data, ood={})
+    found = shifts.measure_part("samples", method, few, samples=10)["sets"]
+    assert sum(passes) == len(few.test)
+    logits = draw(few.test.images, 3, seed=0).double().numpy()
+    losses = [log_loss(few.test.labels, softmax(one, axis=1), labels=range(10)) for one in logits]
+    assert found["1"]["nll"] == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def familiar(data):
+    few = {"mnist": data.ood["mnist"].take(slice(80))}
+    return replace(data, validation=data.validation.take(slice(300)), ood=few)
+
+
+def test_one_temperature_against_scipy_and_scikit_learn(method, familiar):
+    before, kept = method.calibration, copy.deepcopy(method.calibration)
+    found = shifts.measure_part("temperature", method, familiar, samples=4)
+    assert method.calibration is before  # as it was
+    assert method.calibration == kept
+
+    def probs(images, divisor):
+        logits = method.sample_logits(images.images, 4, seed=0).double().numpy()
+        return softmax(logits / divisor, axis=2).mean(axis=0)
+
+    def loss(log):
+        return log_loss(familiar.validation.labels, probs(familiar.validation, np.exp(log[0])), labels=range(10))
+
+    best = minimize(loss, [0.0], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12})
+    temperature = float(np.exp(best.x[0]))
+    assert abs(temperature - 1) > 0.05  # or the test would say nothing
+    assert found["temperature"] == pytest.approx(temperature, rel=1e-4)
+    assert found["validation_nll_before"] == pytest.approx(loss([0.0]), rel=1e-6)
+    assert found["validation_nll_after"] == pytest.approx(best.fun, rel=1e-6)
+    assert found["validation_nll_after"] < found["validation_nll_before"]
+
+    clean, other = probs(familiar.test, found["temperature"]), probs(familiar.ood["mnist"], found["temperature"])
+    truth = np.r_[np.zeros(len(clean)), np.ones(len(other))]
+    told = found["metrics"]
+    assert told["nll"] == pytest.approx(log_loss(familiar.test.labels, clean, labels=range(10)), rel=1e-6)
+    assert told["acc"] == pytest.approx((clean.argmax(1) == familiar.test.labels.numpy()).mean())
+    assert told["auroc/mnist"] == pytest.approx(roc_auc_score(truth, -np.r_[clean.max(1), other.max(1)]), abs=1e-9)
+    raw = evaluate(method, familiar.test, familiar.ood, samples=4)
+    assert told["nll"] != raw["nll"]
+    assert set(told) == set(raw)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+def test_a_calibration_that_is_there_is_neither_stacked_nor_lost(method, familiar, kind):
+    expected = shifts.measure_part("temperature", method, familiar, samples=4)
+    other = copy.deepcopy(method)
+    stfseb.calibrate(other, familiar.validation.take(slice(100)), kind)
+    own, kept = other.calibration, copy.deepcopy(other.calibration)
+    assert shifts.measure_part("temperature", other, familiar, samples=4) == expected
+    assert other.calibration is own
+    assert other.calibration == kept
+
+
+def test_the_calibration_comes_back_after_an_error(method, familiar, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no more memory")
+
+    before, kept = method.calibration, copy.deepcopy(method.calibration)
+    monkeypatch.setattr(shifts, "evaluate", fail)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        shifts.measure_part("temperature", method, familiar, samples=2)
+    assert method.calibration is before
+    assert method.calibration == kept
+
+
+def test_every_part_is_read_by_the_report():
+    from stfseb.report import reading
+
+    assert reading.PARTS == shifts.PARTS
 
 
 def test_a_task_without_corruptions_has_no_sets(method, data):

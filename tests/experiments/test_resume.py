@@ -83,8 +83,9 @@ def test_a_folder_is_enough_to_go_on(task, tmp_path, crash, monkeypatch):
     monkeypatch.setattr(MCDropout, "objective", lambda *_: pytest.fail("trained again"))
     record = ResumableRun.of(started.folder).go_on(progress=False)
     assert numbers(record) == numbers(expected)
-    assert sorted(p.name for p in started.folder.iterdir()) == ["model", "record.json", "run.json"]
-    assert ResumableRun.of(started.folder).go_on() == json.loads((started.folder / "record.json").read_text())
+    assert sorted(p.name for p in started.folder.iterdir()) == ["images.json", "model", "record.json", "run.json"]
+    written, images = (json.loads((started.folder / name).read_text()) for name in ("record.json", "images.json"))
+    assert ResumableRun.of(started.folder).go_on() == {**written, "images": images}
 
 
 def test_what_cannot_be_resumed_is_named(task, tmp_path):

@@ -37,6 +37,9 @@ def record_of(job, parts=("rotation", "corruption")):
     if "samples" in parts:
         worse = {"1": 0.05, "10": 0.0, "100": -0.01}
         made["samples"] = {"sets": {n: metrics | {"nll": metrics["nll"] + d} for n, d in worse.items()}}
+    if "temperature" in parts:
+        after = {"acc": metrics["acc"], "ece": metrics["ece"] / 2, "nll": metrics["nll"] - 0.01}
+        made["temperature"] = {"temperature": 1.2 + 0.1 * job.seed, "metrics": metrics | after}
     if "rotation" in parts:
         made["rotation"] = {
             "part": "rotation",

@@ -9,6 +9,7 @@ import pytest
 from made_runs import asked, made, record_of
 
 from stfseb.experiments.jobs import make_job
+from stfseb.experiments.records import write_record
 from stfseb.report import write_report
 from stfseb.report.arrange import arranged
 from stfseb.report.reading import read_results
@@ -84,6 +85,41 @@ def test_parts_are_read_beside_the_records(tmp_path):
     (folder / "rotation.json").write_text(json.dumps({"sets": {"0": {"acc": 1.0}}}))
     (record,) = read_results(tmp_path)
     assert record["parts"] == {"rotation": {"sets": {"0": {"acc": 1.0}}}}
+
+
+def test_the_gallery_is_read_beside_the_record_or_in_it_and_may_be_left_out(tmp_path, monkeypatch):
+    import stfseb.report.page as page
+
+    monkeypatch.setattr(page, "PLOTS", ())
+    found = {"test": {"most": [{"src": "data:image/png;base64,AAAA", "caption": "a bag"}]}}
+    pages = {}
+    for name in ("beside", "inside", "left out"):
+        record = record_of(make_job("mini", "stfseb", 0), parts=()) | {"images": found}
+        folder = tmp_path / name / "runs" / "mini" / record["id"]
+        if name == "inside":  # as records were written before
+            folder.mkdir(parents=True)
+            (folder / "record.json").write_text(json.dumps(record))
+        else:
+            write_record(folder, record)
+            assert "images" not in json.loads((folder / "record.json").read_text())
+            assert json.loads((folder / "images.json").read_text()) == found
+        if name == "left out":
+            (folder / "images.json").unlink()
+        pages[name] = write_report(read_results(tmp_path / name), tmp_path / name, "one").read_text("utf-8")
+    assert pages["beside"] == pages["inside"]
+    assert "a bag" in pages["beside"]
+    assert "a bag" not in pages["left out"]
+    assert "most certain test images" not in pages["left out"]
+
+
+def test_the_tempered_table_is_found_where_it_was_measured(tmp_path, monkeypatch):
+    import stfseb.report.page as page
+
+    monkeypatch.setattr(page, "PLOTS", ())
+    _, records = made("table1", ask=asked("mini", seeds=(0, 1)), parts=("temperature",))
+    write_report(records, tmp_path, "tempered")
+    names = {p.stem for p in (tmp_path / "tables").glob("*.json")}
+    assert names == {"table1", "table2", "tempered", "scorecard", "differences"}
 
 
 @pytest.mark.parametrize("whats", [("table1", "dof"), ("context-source",)])

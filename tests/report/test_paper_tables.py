@@ -215,6 +215,36 @@ def test_samples_are_columns_of_the_same_runs():
     assert {c.text for row in bare.cells for c in row} == {"not measured"}
 
 
+def test_tempered_are_the_main_tables_runs_seen_after_one_temperature():
+    ask = asked("fmnist", seeds=(0, 1))
+    _, records = made("tempered", ask=ask, parts=("temperature",))
+    assert {r["id"] for r in records} == {job.name for job in make_plan("table1", ask).all_jobs}
+    grid = table("tempered", records, ask)
+    raw = table("table1", records, ask)
+    for label in ("ST-FS-EB", "MAP"):
+        one, other = (cell(g, ("NLL ↓",), label) for g in (grid, raw))
+        assert one.value == pytest.approx(other.value - 0.01)
+        assert one.runs == other.runs
+        assert one.paper == other.paper
+        assert cell(grid, ("ECE ↓",), label).value == pytest.approx(cell(raw, ("ECE ↓",), label).value / 2)
+        warm = cell(grid, ("Temperature",), label)
+        assert (warm.text, warm.rank, warm.paper) == ("1.250 ± 0.071", 0, None)
+    theirs = printed("table2", "fmnist", "auroc/notmnist", "map")
+    assert cell(grid, ("AUROC notMNIST ↑",), "MAP").paper == (theirs.mean, theirs.std)
+    assert any("without a temperature" in note for note in grid.notes)
+    assert not any("-C" in stub[1] for stub in grid.rows)  # corruptions are not measured again
+    bare = table("tempered", [r | {"parts": {}} for r in records], ask)
+    assert {c.text for row in bare.cells for c in row} == {"not measured"}
+
+
+def test_tempered_beside_the_papers_row_of_the_same_context():
+    ask = asked("pathmnist", seeds=(0, 1), context="train")
+    _, records = made("tempered", ask=ask, parts=("temperature",))
+    for label in ("ST-FS-EB", "FS-EB", "MAP"):
+        found = [cell(table(what, records, ask), ("NLL ↓",), label).paper for what in ("tempered", "table1")]
+        assert found[0] == found[1]
+
+
 def test_tails_have_no_best():
     ask = asked("mini", seeds=(0, 1))
     _, records = made("tails", ask=ask, parts=())

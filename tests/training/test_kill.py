@@ -120,7 +120,7 @@ def test_twenty_kills(task, nursery, tmp_path):
         assert code == 0, nursery.log.read_text()
         (folder,) = [one for one in out.iterdir() if (one / "record.json").exists()]
         assert numbers(folder) == expected, f"run {number} ends otherwise"
-        assert sorted(p.name for p in folder.iterdir()) == ["model", "record.json", "run.json"]
+        assert sorted(p.name for p in folder.iterdir()) == ["images.json", "model", "record.json", "run.json"]
         assert not list(folder.rglob(".*.part"))
     print(f"undisturbed {whole:.1f} s; killed when the folder had: {seen}; {leftovers} unfinished files, none read")
     assert seen["in an epoch"] >= 3

@@ -10,6 +10,7 @@ The maps stay within [1/(n + 2), 1 - 1/(n + 2)]: n rows cannot show that somethi
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stfseb.evaluation.metrics import Array
     from stfseb.methods.base import Method
 
@@ -63,13 +66,11 @@ def calibrate(
         )
     samples = samples or method.samples
     outputs, y = sampled_outputs(method, held_out, samples, seed)
-    before = _nll(method, outputs, y, 1.0)
-    fitted: dict[str, Any] = {"kind": kind, "rows": len(y), "samples": samples, "seed": seed, "nll_before": before}
+    fitted: dict[str, Any] = {"kind": kind, "rows": len(y), "samples": samples, "seed": seed}
     if kind == "temperature":
-        temperature = best_temperature(method, outputs, y)
-        fitted |= {"temperature": temperature, "nll_after": _nll(method, outputs, y, temperature)}
+        fitted |= _fitted_temperature(method, outputs, y)
     else:
-        fitted["maps"] = _isotonic_maps(method, outputs, y)
+        fitted |= {"nll_before": _nll(method, outputs, y, 1.0), "maps": _isotonic_maps(method, outputs, y)}
     for stale in (UNFAMILIAR, ABSTAIN, CONFORMAL):
         method.calibration.pop(stale, None)
     method.calibration[PROBABILITIES] = fitted
@@ -91,6 +92,42 @@ def sampled_outputs(method: Method, split: Split, samples: int, seed: int) -> tu
         outputs.append(found)
         targets.append(y.cpu())
     return torch.cat(outputs, 1), torch.cat(targets)
+
+
+@torch.no_grad()
+def raw_outputs(method: Method, images: Any, samples: int, seed: int = 0) -> Tensor:
+    """Return raw outputs (S, N, L) of all images at once, in float64, on the device where it has that."""
+    outputs = method.sample_logits(images, samples, seed=seed)
+    return (outputs.cpu() if outputs.device.type == "mps" else outputs).double()
+
+
+@torch.no_grad()
+def fit_temperature(method: Method, images: Any, labels: Tensor, samples: int, seed: int = 0) -> dict[str, Any]:
+    """Return the temperature of the lowest NLL on labelled images, which fit the device at once.
+
+    It is that of the network's own outputs, whatever was fitted before; the method is left as it is. The result is
+    what `calibrate` keeps as the calibration of probabilities, and what `probabilities_of` takes.
+    """
+    outputs = raw_outputs(method, images, samples, seed)
+    found = _fitted_temperature(method, outputs, labels.to(outputs.device))
+    return {"kind": "temperature", "rows": len(labels), "samples": samples, "seed": seed, **found}
+
+
+def _fitted_temperature(method: Method, outputs: Tensor, y: Tensor) -> dict[str, float]:
+    temperature = best_temperature(method, outputs, y)
+    before, after = (_nll(method, outputs, y, t) for t in (1.0, temperature))
+    return {"nll_before": before, "temperature": temperature, "nll_after": after}
+
+
+@contextmanager
+def probabilities_of(method: Method, fitted: dict[str, Any]) -> Iterator[None]:
+    """Let a method predict with this calibration of its probabilities, alone, until the block ends."""
+    own = method.calibration
+    method.calibration = {PROBABILITIES: fitted}
+    try:
+        yield
+    finally:
+        method.calibration = own
 
 
 def _nll(method: Method, outputs: Tensor, y: Tensor, temperature: float) -> float:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
+from stfseb.experiments.records import RECORD, read_record
 from stfseb.experiments.run import RunConfig, make_method, train_and_evaluate, training_of
-from stfseb.files import read_json
 from stfseb.methods.registry import key_of
 from stfseb.training.interrupts import Interrupted
 
@@ -45,7 +45,7 @@ def compare(
     for number, config in enumerate(runs, 1):
         label = f"{config.method} (seed {config.seed})"
         target = folder / f"{data.task.name}-{config.method}-seed{config.seed}"
-        if (target / "record.json").exists():
+        if (target / RECORD).exists():
             records.append(_known(data, config, target))
             announce(f"[{number}/{len(runs)}] {label} is there already")
             continue
@@ -66,7 +66,7 @@ def compare(
 
 def _known(data: TaskData, config: RunConfig, folder: Path) -> dict[str, Any]:
     """Return the record of a run that is complete, if it is the run that is asked for."""
-    record: dict[str, Any] = read_json(folder / "record.json", "record")
+    record = read_record(folder / RECORD)
     asked = make_method(data, config).settings.as_dict()
     for name, wanted, had in (
         *((key, value, record["settings"].get(key)) for key, value in asked.items()),

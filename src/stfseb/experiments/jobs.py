@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import definition_of, load_task
 from stfseb.errors import StfsebError
+from stfseb.experiments.records import RECORD, read_record
 from stfseb.experiments.run import CHECKPOINT, RunConfig, evaluate_and_record, make_method, train_and_evaluate
 from stfseb.experiments.run import augmentation as _augmentation
 from stfseb.experiments.run import protocol_of as _protocol
-from stfseb.files import read_json
 from stfseb.methods.registry import key_of
 from stfseb.training.population import Member, fit_population
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stfseb.data.tasks import Task, TaskData
     from stfseb.methods.base import Method
 
-RECORD = "record.json"
+__all__ = ["RECORD", "Job", "make_job", "perform", "perform_together"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ class Job:
 
     def record(self, results: Path) -> dict[str, Any]:
         """Read the run's record."""
-        found: dict[str, Any] = read_json(self.folder(results) / RECORD, "record")
-        return found
+        return read_record(self.folder(results) / RECORD)
 
     def config(self, device: str) -> RunConfig:
         """Return the run's settings for a device."""

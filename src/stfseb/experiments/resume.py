@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.data.tasks import load_task, task_names
 from stfseb.errors import StfsebError
 from stfseb.experiments import claims
-from stfseb.experiments.records import new_folder
+from stfseb.experiments.records import RECORD, new_folder, read_record
 from stfseb.experiments.run import CHECKPOINT, RunConfig, make_method, train_and_evaluate
 from stfseb.files import read_json, write_json
 from stfseb.methods.registry import key_of
@@ -69,10 +69,9 @@ class ResumableRun:
         if held is None:
             raise StfsebError(f"{self.folder} is being trained by another process: wait for it, or stop it first")
         with held:
-            record = self.folder / "record.json"
+            record = self.folder / RECORD
             if record.exists():
-                found: dict[str, Any] = read_json(record, "record")
-                return found
+                return read_record(record)
             return self._train(progress, checkpoint_every)
 
     def _train(self, progress: bool, checkpoint_every: float | None) -> dict[str, Any]:

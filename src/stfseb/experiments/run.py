@@ -16,6 +16,7 @@ from stfseb.evaluation.gallery import gallery
 from stfseb.experiments.machine import PeakMemory, code_version, machine
 from stfseb.experiments.records import write_record
 from stfseb.methods.base import check_count
+from stfseb.methods.decisions import HELD_OUT
 from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.registry import key_of, method_class
 from stfseb.methods.saving import save
@@ -167,17 +168,19 @@ def evaluate_and_record(
         "code": code_version(),
         "machine": machine(method.like.device),
         "started": round(started),
-        "history": result.history,
+        "history": [_short(entry) for entry in result.history],
         "best_epoch": result.best_epoch,
         "stopped": result.stopped,
         "collapsed": result.collapsed,
         "seconds": result.seconds,
+        "engine": result.engine,
         "seconds_per_epoch": _seconds_per_epoch(result),
         "peak_memory_mb": memory,
         "metrics": evaluation.metrics,
         "summary": evaluation.summary,
         "images": gallery(evaluation.summary, data.test, data.ood),
-        "calibration": method.calibration,
+        # The scores of the held-out rows stay with the model alone.
+        "calibration": {key: rule for key, rule in method.calibration.items() if key != HELD_OUT},
         **(more or {}),
     }
     write_record(folder, record)
@@ -191,11 +194,13 @@ def training_of(task: Task, config: RunConfig) -> dict[str, Any]:
 
 
 def protocol_of(task: Task, config: RunConfig) -> dict[str, Any]:
-    """Return the arguments of `fit` and `fit_population` that both take."""
+    """Return the arguments of `fit` and `fit_population` that both take.
+
+    A run's training may have the key `compiled`; without it a step is compiled where that is earned back.
+    """
     training = training_of(task, config)
-    return {name: training[name] for name in ("epochs", "lr", "patience")} | {
-        "validation_samples": training["test_samples"]
-    }
+    named = ("epochs", "lr", "patience", *(("compiled",) if "compiled" in training else ()))
+    return {name: training[name] for name in named} | {"validation_samples": training["test_samples"]}
 
 
 def provenance(data: TaskData) -> dict[str, Any]:
@@ -215,6 +220,11 @@ def augmentation(task: Task) -> Any:
     from stfseb.data.augmentation import flip_and_crop
 
     return flip_and_crop
+
+
+def _short(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an epoch's entry with the digits that float32 has."""
+    return {key: float(f"{value:.7g}") if isinstance(value, float) else value for key, value in entry.items()}
 
 
 def _seconds_per_epoch(result: FitResult) -> float:

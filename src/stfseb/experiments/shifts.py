@@ -1,8 +1,8 @@
-"""What is measured of a trained method beside its record: turned and corrupted images, numbers of samples, tails.
+"""What is measured of a trained method beside its record: shifted images, numbers of samples, tails, a temperature.
 
-A run's folder gets one file for each part that was measured, `rotation.json`, `corruption.json`, `samples.json` and
-`tails.json`, beside its record. Weight samples have the seed of the record's evaluation, so that turning by 0 degrees
-gives its numbers.
+A run's folder gets one file for each part that was measured, `rotation.json`, `corruption.json`, `samples.json`,
+`tails.json` and `temperature.json`, beside its record. Weight samples have the seed of the record's evaluation, so
+that turning by 0 degrees gives its numbers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import torch
 
 from stfseb.errors import unknown
 from stfseb.evaluation import metrics, ood
+from stfseb.evaluation.calibration import fit_temperature, probabilities_of
 from stfseb.evaluation.evaluate import evaluate
+from stfseb.evaluation.sample_counts import COUNTS, sample_counts
 from stfseb.evaluation.shifts import rotate
 from stfseb.evaluation.tails import context_tails, weight_tails
 from stfseb.likelihoods import Categorical
 from stfseb.methods.calibrated import mapped, tempered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -29,8 +33,9 @@ if TYPE_CHECKING:
     from stfseb.evaluation.metrics import Array
     from stfseb.methods.base import Method
 
-PARTS = ("rotation", "corruption", "samples", "tails")
-COUNTS = (1, 10, 100)  # Monte Carlo samples at test time
+__all__ = ["COUNTS", "PARTS", "measure_part"]
+
+PARTS = ("rotation", "corruption", "samples", "tails", "temperature")
 _OUTPUTS = 2000  # images whose outputs are fitted
 _SEED = 0  # of the weight samples, as in `evaluate`
 _ROWS = {"cpu": 128, "cuda": 8192}
@@ -43,14 +48,15 @@ def measure_part(part: str, method: Method, data: TaskData, samples: int) -> dic
     Corruption: `sets` maps "TYPE/SEVERITY" to `acc`, `nll`, `ece`, `confidence` and `auroc`, the chance that a
     corrupted image looks less familiar (maximum softmax probability) than a clean one; `clean` has the same of
     the clean test images. A task without the shift has no sets. Samples: `sets` maps each of `COUNTS` to the
-    metrics of `stfseb.evaluate` with so many Monte Carlo samples. Tails: `sets` maps "weights" (all, each tensor
+    metrics of `stfseb.evaluate` with so many Monte Carlo samples, smaller numbers averaged over up to ten disjoint
+    groups of the largest (see `sample_counts`). Tails: `sets` maps "weights" (all, each tensor
     at unit scale), "context" and "test" (single outputs at context and test images) to the fitted Student's t,
-    `inverse_dof` 0 where a Gaussian fits best.
+    `inverse_dof` 0 where a Gaussian fits best. Temperature: the one `temperature` that gives the validation images
+    the lowest NLL (`validation_nll_before` and `_after` it), and with it the `metrics` of `stfseb.evaluate`.
     """
     if part not in PARTS:
         raise unknown("part", part, PARTS)
-    measure = {"rotation": _rotation, "corruption": _corruption, "samples": _counts, "tails": _tails}[part]
-    return {"part": part, "samples": samples, **measure(method, data, samples)}
+    return {"part": part, "samples": samples, **_MEASURES[part](method, data, samples)}
 
 
 def _rotation(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
@@ -81,7 +87,8 @@ def _corruption(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
 
 def _counts(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
     del samples
-    return {"sets": {str(n): evaluate(method, data.test, data.ood, samples=n, seed=_SEED) for n in COUNTS}}
+    found = sample_counts(method, data.test, data.ood, counts=COUNTS, seed=_SEED)
+    return {"sets": {str(n): row for n, row in found.items()}}
 
 
 def _tails(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
@@ -93,6 +100,28 @@ def _tails(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
         found[name] = {row.name: row for row in context_tails(method, images.images[:_OUTPUTS])}["all classes"]
     sets = {name: {**row.as_dict(), "inverse_dof": 1.0 / row.dof} for name, row in found.items()}
     return {"sets": sets, "tensors": [row.as_dict() for row in named.values()]}
+
+
+def _temperature(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
+    assert data.validation.labels is not None
+    fitted = fit_temperature(method, data.validation, data.validation.labels, samples, _SEED)
+    with probabilities_of(method, fitted):  # alone: a calibration that the method has is not stacked under it
+        found = evaluate(method, data.test, data.ood, samples=samples, seed=_SEED)
+    return {
+        "temperature": fitted["temperature"],
+        "validation_nll_before": fitted["nll_before"],
+        "validation_nll_after": fitted["nll_after"],
+        "metrics": found,
+    }
+
+
+_MEASURES: dict[str, Callable[[Method, TaskData, int], dict[str, Any]]] = {
+    "rotation": _rotation,
+    "corruption": _corruption,
+    "samples": _counts,
+    "tails": _tails,
+    "temperature": _temperature,
+}
 
 
 def _quality(log_probs: Array, labels: NDArray[np.int64]) -> dict[str, float]:

@@ -21,6 +21,7 @@ TABLES = tuple(
     w for what in KINDS if not what.startswith("figure") for w in (what, *([RETUNED] if what == "dof" else []))
 )
 _ALWAYS = ("table1", "table2")  # with runs of the presets alone; the others need runs of their own
+_MEASURED = {"tempered": "temperature", "samples": "samples", "tails": "tails"}  # or a part beside the presets' runs
 
 
 def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked: Sequence[Plan] = ()) -> list[Plan]:
@@ -38,8 +39,8 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
             plan = _plan(what, [*group, *extra], by_id, training, context, wanted)
             extra = []
             own = set(by_id) - presets
-            if what in ("samples", "tails"):  # the presets' runs, where this was measured
-                own = {name for name, r in by_id.items() if what in (r.get("parts") or {})}
+            if what in _MEASURED:
+                own = {name for name, r in by_id.items() if _MEASURED[what] in (r.get("parts") or {})}
             if plan is not None and plan.present(by_id if what in _ALWAYS else own):
                 found.append(plan)
         covered = [{job.name for job in plan.all_jobs} for plan in found]

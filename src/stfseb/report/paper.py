@@ -160,9 +160,10 @@ def beside(plan: Plan, task: str, quantity: Quantity, variant: Variant) -> Print
         own = plan.what == "readings" or variant.key in ("preset", "mcdropout")
         key = "stfseb" if plan.what == "readings" or variant.key == "preset" else variant.key
         return printed(main, task, quantity.key, key) if own and context is None else None
-    if plan.what in ("table1", "table2") and context == "train" and variant.method in ("stfseb", "fseb", "gfsvi"):
+    table = main if plan.what == "tempered" else plan.what.removesuffix("-retuned")
+    if table in ("table1", "table2") and context == "train" and variant.method in ("stfseb", "fseb", "gfsvi"):
         return printed("context-source", task, quantity.key, "train") if variant.method == "stfseb" else None
-    return printed(plan.what.removesuffix("-retuned"), task, quantity.key, variant.key)
+    return printed(table, task, quantity.key, variant.key)
 
 
 def _unread(task: str, quantity: Quantity, variant: Variant) -> str:
@@ -170,7 +171,7 @@ def _unread(task: str, quantity: Quantity, variant: Variant) -> str:
     name = quantity.key.removeprefix("auroc/").partition("/")[0]
     suite = load_task(task).shifts.corruption
     measurable = suite is not None and suite.suite == name
-    if measurable or variant.samples or not quantity.key.startswith("auroc/"):
+    if measurable or variant.view or not quantity.key.startswith("auroc/"):
         return "not measured"
     return "no data"
 

@@ -26,6 +26,7 @@ LABELS = dict(zip(METHODS, ("ST-FS-EB", "FS-EB", "GFSVI", "MC Dropout", "MFVI", 
 KINDS = {
     "table1": "main",
     "table2": "main",
+    "tempered": "tempered",
     "figure1": "main",
     "figure2": "main",
     "dof": "ablations",
@@ -37,7 +38,7 @@ KINDS = {
     "samples": "samples",
     "tails": "tails",
 }
-ALL = tuple(what for what in KINDS if what not in ("readings", "beyond", "samples", "tails"))
+ALL = tuple(what for what in KINDS if what not in ("tempered", "readings", "beyond", "samples", "tails"))
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,16 @@ class Variant:
     settings: dict[str, Any] = field(default_factory=dict)
     context: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
-    samples: int | None = None  # the same runs, evaluated with so many Monte Carlo samples
+    view: str | None = None  # the same runs, evaluated otherwise: a part ("temperature") or a set of one ("samples/10")
 
     def seen(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a run's record as this variant sees it."""
-        if self.samples is None:
+        if self.view is None:
             return record
-        part = (record.get("parts") or {}).get("samples") or {}
-        return {**record, "metrics": part.get("sets", {}).get(str(self.samples), {}), "parts": {}}
+        name, _, chosen = self.view.partition("/")
+        part = (record.get("parts") or {}).get(name) or {}
+        found = part.get("sets", {}).get(chosen, {}) if chosen else part.get("metrics", {}) | {name: part.get(name)}
+        return {**record, "metrics": found, "parts": {}}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ _PLAIN = {  # title, unit, higher is better, scale, digits
     "ece": ("ECE", "", False, 1.0, 3),
     "nll": ("NLL", "", False, 1.0, 3),
     "brier": ("Brier", "", False, 1.0, 3),
+    "temperature": ("Temperature", "", None, 1.0, 3),
     "seconds_per_epoch": ("An epoch", "s", False, 1.0, 2),
     "peak_memory_mb": ("Peak memory", "MB", False, 1.0, 0),
 }

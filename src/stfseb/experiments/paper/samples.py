@@ -15,7 +15,9 @@ def plan(what: str, asked: Asked) -> Plan:
     tasks = tasks_of(asked, TASKS)
     methods = methods_of(asked, ("stfseb",))
     variants = [
-        Variant(f"{method}-{n}", f"{n}" if len(methods) == 1 else f"{label_of(method)}, {n}", method, samples=n)
+        Variant(
+            f"{method}-{n}", f"{n}" if len(methods) == 1 else f"{label_of(method)}, {n}", method, view=f"samples/{n}"
+        )
         for method in methods
         for n in COUNTS
     ]
@@ -27,5 +29,8 @@ def plan(what: str, asked: Asked) -> Plan:
         dict.fromkeys(tasks, variants),
         {name: quantities("acc", "ece", "nll", *(f"auroc/{ood}" for ood in load_task(name).ood)) for name in tasks},
         dict.fromkeys(tasks, ("samples",)),
-        notes=(f"Method: {', '.join(map(label_of, methods))}. Models are trained and chosen as everywhere else.",),
+        notes=(
+            f"Method: {', '.join(map(label_of, methods))}. Models are trained and chosen as everywhere else. Fewer than "
+            f"{max(COUNTS)} samples: means over up to ten disjoint groups of the {max(COUNTS)}.",
+        ),
     )

@@ -16,7 +16,7 @@ import torch
 
 from stfseb.data.loading import hold_out
 from stfseb.errors import StfsebError
-from stfseb.evaluation.calibration import best_temperature
+from stfseb.evaluation.calibration import best_temperature, raw_outputs
 from stfseb.evaluation.metrics import ece
 from stfseb.evaluation.ood import auroc
 from stfseb.experiments.run import augmentation, make_method, protocol_of
@@ -163,9 +163,9 @@ class Trainer:
 def measure(method: Method, validation: ImageSet, held_back: ImageSet | None, samples: int) -> dict[str, Any]:
     """Return NLL, accuracy, ECE and AUROC on validation (and held-back) images, before and after one temperature."""
     assert validation.labels is not None
-    outputs = _outputs(method, validation, samples)
+    outputs = raw_outputs(method, validation, samples)
     labels = validation.labels.to(outputs.device)
-    other = None if held_back is None else _outputs(method, held_back, samples)
+    other = None if held_back is None else raw_outputs(method, held_back, samples)
     temperature = best_temperature(method, outputs, labels)
     found: dict[str, Any] = {"temperature": temperature}
     likelihood = method.likelihood
@@ -182,12 +182,6 @@ def measure(method: Method, validation: ImageSet, held_back: ImageSet | None, sa
             scores = (likelihood.uncertainty(values).cpu().numpy() for values in (scaled, other / divisor))
             found[f"{prefix}auroc"] = auroc(*scores)
     return found
-
-
-def _outputs(method: Method, images: ImageSet, samples: int) -> torch.Tensor:
-    """Return raw outputs (S, N, L) in float64, on the device where it has that."""
-    outputs = method.sample_logits(images.images, samples, seed=0)
-    return (outputs.cpu() if outputs.device.type == "mps" else outputs).double()
 
 
 def _curves(history: History) -> dict[str, list[float]]:

@@ -1,0 +1,39 @@
+"""The two main tables after one temperature: the same trained models, softmax(f / T) in place of softmax(f).
+
+The search of this project compares trials after one temperature, fitted on the validation images, so that a method
+is not preferred for the sharpness of its outputs, which one number mends. Here all methods get that number alike.
+"""
+
+from __future__ import annotations
+
+from stfseb.data.tasks import load_task
+from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, label_of, methods_of, tasks_of
+from stfseb.experiments.paper.quantities import quantities
+
+_NOTES = (
+    (
+        "One temperature a run divides the outputs of every weight sample; it minimises the NLL of the validation "
+        "images, and no test image is looked at. Above 1 the network was too sure of itself."
+    ),
+    "The paper's figures are of probabilities as they are, without a temperature.",
+)
+
+
+def plan(what: str, asked: Asked) -> Plan:
+    """Return the plan: the runs of table 1, evaluated after one temperature each."""
+    tasks = tasks_of(asked)
+    variants = [Variant(key, label_of(key), key, view="temperature") for key in methods_of(asked)]
+    found = {
+        name: quantities("acc", "ece", "nll", *(f"auroc/{ood}" for ood in load_task(name).ood), "temperature")
+        for name in tasks
+    }
+    return assemble(
+        what,
+        "Tables 1 and 2 after one temperature",
+        asked,
+        tasks,
+        dict.fromkeys(tasks, variants),
+        found,
+        dict.fromkeys(tasks, ("temperature",)),
+        notes=_NOTES,
+    )
