@@ -152,8 +152,9 @@ def test_kinds_are_by_what_is_built_into_a_step() -> None:
 def test_phases_are_the_batches_that_are_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for: list[tuple[set[str], tuple[str, ...], int]] = []
 
-    def note(jobs: list[Any], results: Path, *, parts: tuple[str, ...], width: int = 3, **_: Any) -> Outcome:
-        asked_for.append(({f"{job.task} {job.method}" for job in jobs}, parts, len({job.name for job in jobs}), width))
+    def note(jobs: list[Any], results: Path, *, parts: tuple[str, ...], alone: bool, **_: Any) -> Outcome:
+        kinds = {f"{job.task} {job.method}" for job in jobs}
+        asked_for.append((kinds, parts, len({job.name for job in jobs}), 1 if alone else 3))
         return Outcome()
 
     monkeypatch.setattr(carrying, "run_jobs", note)

@@ -115,7 +115,7 @@ def test_parts_that_several_tables_want_are_measured_in_one_go(tmp_path, monkeyp
     calls = []
 
     def pretend(jobs, results, *, parts, **how):
-        calls.append((len(jobs), parts, how.get("width")))
+        calls.append((len(jobs), parts, how["alone"]))
         return carrying.Outcome(done=[j.name for j in jobs])
 
     monkeypatch.setattr(carrying, "run_jobs", pretend)
@@ -123,7 +123,9 @@ def test_parts_that_several_tables_want_are_measured_in_one_go(tmp_path, monkeyp
     asked = ask("mnist", methods=("map", "mfvi"))
     plans = [make_plan(what, asked) for what in ("table1", "table2", "figure1", "efficiency")]
     carrying.carry_out(plans, tmp_path, announce=print)
-    assert sorted(calls, key=str) == sorted([(4, ("corruption", "rotation"), None), (2, (), 1)], key=str)
+    assert sorted(calls, key=str) == sorted([(4, ("corruption", "rotation"), False), (2, (), True)], key=str)
+    assert all(job.training["compiled"] for job in plans[-1].all_jobs)
+    assert not any("compiled" in job.training for plan in plans[:-1] for job in plan.all_jobs)
 
 
 def test_tau_is_chosen_by_validation_and_only_from_a_whole_grid():

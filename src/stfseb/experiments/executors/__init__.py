@@ -30,6 +30,7 @@ def run_jobs(
     retry_failed: bool = False,
     data_folder: Path | None = None,
     width: int = 3,
+    alone: bool = False,
     parts: tuple[str, ...] = (),
     announce: Callable[[str], None],
     progress: bool = True,
@@ -52,6 +53,7 @@ def run_jobs(
         retry_failed: also do runs that have failed before.
         data_folder: where the data sets lie, by default as everywhere.
         width: runs that share a CUDA device.
+        alone: one run at a time, whatever `processes` and `width` say: its time and memory are its own.
         parts: measurements kept beside the record, `stfseb.experiments.shifts`.
         announce: takes a line for the user.
         progress: show the progress of training (in this process) or of the whole job.
@@ -68,9 +70,10 @@ def run_jobs(
     began, cpu = time.perf_counter(), time.process_time()
     shared: dict[str, Any] = {
         "device": device,
-        "processes": processes,
+        "processes": None if alone else processes,
         "data_folder": data_folder,
-        "width": width,
+        "width": 1 if alone else width,
+        "alone": alone,
         "progress": progress,
     }
     everything = planned(jobs, results, parts)

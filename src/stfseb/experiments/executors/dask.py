@@ -46,6 +46,7 @@ def run_on_dask(
     device: str | None,
     data_folder: Path | None,
     width: int,
+    alone: bool = False,
     progress: bool,
 ) -> None:
     """Do what waits in the ledger on a cluster: the one at `address`, or one on this machine."""
@@ -60,11 +61,13 @@ def run_on_dask(
         cards = 0
         target: Any = address
         if address is None:
-            target, cards = _cluster(distributed, processes, device, width)
+            target, cards = _cluster(distributed, 1 if alone else processes, device, width)
             stack.callback(target.close)
         client = _connect(distributed, target)
         stack.callback(_leave, client)
         driver = _Driver(ledger, client, distributed, device, data_folder, width, cards)
+        if alone:
+            driver.at_once = 1
         stack.callback(driver.let_go)
         with View(ledger, show=progress, slots=driver.slots):
             for _ in ledger.rounds():
@@ -133,6 +136,7 @@ class _Driver:
         self.card = max(resources) if device is None or device.startswith("cuda") else 0.0
         self.device = device  # None: each worker's best
         self.slots = sum(int(worker["nthreads"]) for worker in workers)
+        self.at_once = max(IN_FLIGHT, 2 * self.slots)
         self.completed = distributed.as_completed(loop=client.loop, raise_errors=False)
         self.flying: dict[str, list[Planned]] = {}
         self.held: dict[str, claims.Claim] = {}
@@ -179,7 +183,7 @@ class _Driver:
         )
 
     def _fill(self) -> None:
-        while self.ledger.waiting and len(self.flying) < max(IN_FLIGHT, 2 * self.slots):
+        while self.ledger.waiting and len(self.flying) < self.at_once:
             chunk = self.ledger.chunk(max(1, int(self.width * self.card)))
             mine = [entry for entry in chunk if self._claim(entry)]
             if mine:

@@ -31,6 +31,7 @@ def run_locally(
     processes: int | None,
     data_folder: Path | None,
     width: int,
+    alone: bool = False,
     progress: bool,
 ) -> float:
     """Do what waits in the ledger on this machine; return the CPU seconds of runs done in this very process."""
@@ -38,7 +39,7 @@ def run_locally(
         raise StfsebError(f"--processes {processes}: give 1 or more")
     chosen = device or default_device()
     cards = torch.cuda.device_count() if chosen == "cuda" else 1
-    if processes is None and cards > 1:
+    if processes is None and cards > 1 and not alone:
         processes = cards
     if processes is not None:
         devices = [f"cuda:{i % cards}" if chosen == "cuda" else chosen for i in range(processes)]
@@ -46,12 +47,12 @@ def run_locally(
         with View(ledger, show=progress):
             pool.run()
         return 0.0
-    on_card = chosen.startswith("cuda")  # runs that share it have no display of their own
-    place = Workplace(chosen, data_folder, width, progress and not on_card, ledger.forgiven)
-    with View(ledger, show=progress and on_card):
+    shared = chosen.startswith("cuda") and not alone  # runs that share a card have no display of their own
+    place = Workplace(chosen, data_folder, width, progress and not shared, ledger.forgiven, alone)
+    with View(ledger, show=progress and shared):
         for _ in ledger.rounds():
             while ledger.waiting:
-                for report in place.do(ledger.chunk(ROUNDS_OF_PLACES * width if on_card else 1)):
+                for report in place.do(ledger.chunk(ROUNDS_OF_PLACES * width if shared else 1)):
                     ledger.note(report)
     return place.cpu_seconds
 

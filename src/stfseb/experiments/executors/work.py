@@ -53,6 +53,7 @@ class Workplace:
     width: int = 3
     progress: bool = False
     forgiven: Mapping[str, int] = field(default_factory=dict)  # by run: failed attempts that may be repeated
+    alone: bool = False  # never as a population: times and memory are compared
     cpu_seconds: float = 0.0  # spent in the runs themselves
     _images: dict[tuple[str, str | None, str], TaskData] = field(default_factory=dict)
 
@@ -64,7 +65,7 @@ class Workplace:
     def do(self, jobs: Sequence[Planned]) -> Iterator[Report]:
         """Do the jobs and report on each; those that can share a card must be of one group."""
         alone = list(jobs)
-        if self.together and len(alone) > 1:
+        if self.together and len(alone) > 1 and not self.alone:
             finished = set()
             for report in self._together(alone):
                 finished.add(report.name) if report.state != "started" else None

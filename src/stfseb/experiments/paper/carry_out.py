@@ -62,13 +62,8 @@ def carry_out(
     for line in carried.reasons:
         announce(f"note: {line}")
     for (alone, parts), jobs in sorted(batches.items(), key=lambda entry: not entry[0][0]):
-        width = {"width": 1} if alone else {}
-        chosen = {**how, "processes": None} if alone else how  # times are taken one run after the other
-        carried.add(
-            run_jobs(
-                list(jobs.values()), results, parts=parts, data_folder=folder, announce=announce, **(chosen | width)
-            )
-        )
+        runs = list(jobs.values())
+        carried.add(run_jobs(runs, results, alone=alone, parts=parts, data_folder=folder, announce=announce, **how))
     return carried
 
 
