@@ -232,6 +232,9 @@ def test_tempered_are_the_main_tables_runs_seen_after_one_temperature():
     theirs = printed("table2", "fmnist", "auroc/notmnist", "map")
     assert cell(grid, ("AUROC notMNIST ↑",), "MAP").paper == (theirs.mean, theirs.std)
     assert any("without a temperature" in note for note in grid.notes)
+    small = asked("mini", seeds=(0, 1))
+    unprinted = table("tempered", made("tempered", ask=small, parts=("temperature",))[1], small)
+    assert not any("paper" in note for note in unprinted.notes)
     assert not any("-C" in stub[1] for stub in grid.rows)  # corruptions are not measured again
     bare = table("tempered", [r | {"parts": {}} for r in records], ask)
     assert {c.text for row in bare.cells for c in row} == {"not measured"}

@@ -248,6 +248,8 @@ def _about_paper(plan: Plan, tasks: Sequence[str]) -> list[str]:
                     where = f"‡ {task_label(task)}, {variant.label}" if value else f"‡ {task_label(task)}, {q.title}"
                     odd.setdefault(f"{where}: {said}", []).extend([f"{q.title} {value}"] if value else [])
     lines = [f"{said}{'; without it ' + ', '.join(values) if values else ''}." for said, values in odd.items()]
+    if plan.what == "tempered":
+        lines.append("The paper's figures are of probabilities as they are, without a temperature.")
     whole = errata(plan.what.removesuffix("-retuned"), tuple(tasks))
     return [*lines, *(f"The paper's table: {note}." for note in whole)]
 

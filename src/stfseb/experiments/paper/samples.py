@@ -30,7 +30,7 @@ def plan(what: str, asked: Asked) -> Plan:
         {name: quantities("acc", "ece", "nll", *(f"auroc/{ood}" for ood in load_task(name).ood)) for name in tasks},
         dict.fromkeys(tasks, ("samples",)),
         notes=(
-            f"Method: {', '.join(map(label_of, methods))}. Models are trained and chosen as everywhere else. Fewer than "
-            f"{max(COUNTS)} samples: means over up to ten disjoint groups of the {max(COUNTS)}.",
+            f"Method: {', '.join(map(label_of, methods))}. Models are trained and chosen as everywhere else.",
+            f"Fewer than {COUNTS[-1]} samples: mean over up to ten disjoint groups of the {COUNTS[-1]}.",
         ),
     )

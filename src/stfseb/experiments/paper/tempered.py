@@ -10,12 +10,9 @@ from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, label_of, methods_of, tasks_of
 from stfseb.experiments.paper.quantities import quantities
 
-_NOTES = (
-    (
-        "One temperature a run divides the outputs of every weight sample; it minimises the NLL of the validation "
-        "images, and no test image is looked at. Above 1 the network was too sure of itself."
-    ),
-    "The paper's figures are of probabilities as they are, without a temperature.",
+_NOTE = (
+    "One temperature a run divides the outputs of every weight sample; it minimises the NLL of the validation images, "
+    "and no test image is looked at. Above 1: the network was too sure of itself."
 )
 
 
@@ -35,5 +32,5 @@ def plan(what: str, asked: Asked) -> Plan:
         dict.fromkeys(tasks, variants),
         found,
         dict.fromkeys(tasks, ("temperature",)),
-        notes=_NOTES,
+        notes=(_NOTE,),
     )
