@@ -7,7 +7,7 @@ STAMP_ALL := $(VENV)/.installed-all
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-all lint docs setup clean
+.PHONY: demo test test-all lint docs results setup clean
 
 demo: $(STAMP)
 	$(BIN)/stfseb compare mini
@@ -25,6 +25,9 @@ lint: $(STAMP)
 
 docs: $(STAMP_ALL)
 	$(BIN)/mkdocs build --strict
+
+results: $(STAMP)
+	$(BIN)/python scripts/make_results.py
 
 setup: $(STAMP)
 

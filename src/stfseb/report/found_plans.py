@@ -10,7 +10,7 @@ from stfseb.experiments.paper.plan import KINDS, METHODS, Asked, make_plan
 from stfseb.experiments.paper.retuning import retuned_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stfseb.experiments.paper import Plan
     from stfseb.report.arrange import Arranged
@@ -36,12 +36,18 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
         extra = [t for p in wanted for t in p.tasks if t not in known and t in task_names()]
         found: list[Plan] = []
         for training, context, group in _alike(known, tasks):
-            plan = _plan(what, [*group, *extra], by_id, training, context, wanted)
+            there = [*group, *extra]
             extra = []
+            plan = _plan(what, there, by_id.values(), by_id, training, context, wanted)
             own = set(by_id) - presets
             if what in _MEASURED:
                 own = {name for name, r in by_id.items() if _MEASURED[what] in (r.get("parts") or {})}
-            if plan is not None and plan.present(by_id if what in _ALWAYS else own):
+            if plan is not None and what not in _ALWAYS:  # tasks, seeds and methods of its own runs, not of all
+                runs = [by_id[job.name] for job in plan.all_jobs if job.name in own]
+                kept = {r["task"] for r in runs} | {t for p in wanted for t in p.tasks}
+                there = [t for t in there if t in kept]
+                plan = _plan(what, there, runs, by_id, training, context, wanted) if runs else None
+            if plan is not None and plan.present(by_id):
                 found.append(plan)
         covered = [{job.name for job in plan.all_jobs} for plan in found]
         # What was asked for comes first, unless a table with more tasks, methods or seeds has all of it.
@@ -64,17 +70,19 @@ def _alike(
 def _plan(
     what: str,
     tasks: Sequence[str],
+    runs: Iterable[Record],
     records: Mapping[str, Record],
     training: dict[str, object],
     context: str | None,
     wanted: Sequence[Plan],
 ) -> Plan | None:
-    here = [r for r in records.values() if r["task"] in tasks]
+    """Return the plan with the seeds and methods of `runs`, and of what was asked for."""
+    here = [r for r in runs if r["task"] in tasks]
     seeds = {int(r.get("seed", 0)) for r in here} | {s for p in wanted for s in p.seeds}
     methods = [m for m in METHODS if any(r["method"] == m for r in here) or any(_has(p, m) for p in wanted)]
-    if not tasks or not seeds or not methods:
+    if not tasks or not seeds:
         return None
-    asked = Asked(tuple(tasks), tuple(methods), tuple(sorted(seeds)), dict(training), context)
+    asked = Asked(tuple(tasks), tuple(methods) or METHODS[:1], tuple(sorted(seeds)), dict(training), context)
     return retuned_plan(asked, records) if what == RETUNED else make_plan(what, asked)
 
 

@@ -210,10 +210,11 @@ def ranked(cells: Sequence[Cell], digits: int, higher: bool | None) -> list[Cell
 def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = None) -> tuple[str, ...]:
     """Say what the numbers are, which seeds collapsed, which data are subsets, and what is odd about the paper's."""
     tasks = plan.tasks if only is None else (only,)
-    count = max((len(c.seeds) for c in cells), default=0)
+    counts = {len(c.seeds) for c in cells if c.seeds}
     words = [] if plan.alone else ["One seed: differences of the size of seed noise mean nothing."]
-    if count > 1:
-        words = [f"Mean ± sample standard deviation over {count} seeds."]
+    if counts and max(counts) > 1:
+        range_ = f"{max(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        words = [f"Mean ± sample standard deviation over {range_} seeds."]
     if any(q.unit == "%" for task in tasks for q in plan.quantities[task]):
         words.append("Accuracy and AUROC in percent.")
     if any(c.rank for c in cells):

@@ -92,10 +92,14 @@ def styled() -> Iterator[None]:
         yield
 
 
-def rendered(figure: Figure, kind: str) -> bytes:
-    """Return the figure as 'png' (for screens), 'pdf' or 'svg' (for papers), the same bytes every time."""
+def rendered(figure: Figure, kind: str, description: str = "") -> bytes:
+    """Return the figure as 'png' (for screens), 'pdf' or 'svg' (for papers), the same bytes every time.
+
+    A PNG carries the `description`, if there is one, in its metadata.
+    """
     buffer = io.BytesIO()
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    said = {"Description": description} if description else {}
+    dates: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": said}
     with styled():
         figure.savefig(buffer, format=kind, dpi=160, metadata=dates[kind])
     return buffer.getvalue()

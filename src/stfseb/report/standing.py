@@ -1,0 +1,163 @@
+"""Did ST-FS-EB hold the paper's figures, where is it best of all, and what stands in the way elsewhere?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stfseb.experiments.paper.plan import task_label
+from stfseb.report.differences import OURS, difference_cell
+from stfseb.report.grid import Cell, Grid
+from stfseb.report.paper import beside, number_cell, signed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stfseb.experiments.paper import Plan, Quantity, Variant
+    from stfseb.report.paper import Found
+    from stfseb.report.paper_numbers import Printed
+
+STUBS = ("Task", "Metric")
+Row = tuple[tuple[str, str], tuple[Cell, ...]]
+
+
+def held_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
+    """Return ST-FS-EB beside the paper's ST-FS-EB, cell by cell: held within one of the paper's deviations or not."""
+    rows: list[Row] = []
+    for plan, task, own, quantity in _ours(plans):
+        ours = number_cell(plan, found, task, own, quantity)
+        paper = beside(plan, task, quantity, own)
+        if ours.value is None or paper is None:
+            continue
+        away = paper.deviations(ours.value)
+        good = _holds(ours.value, paper, quantity)
+        spread = "" if paper.std is None else f" ± {paper.std:.3f}"
+        cells = (
+            replace(ours, below=(), rank=0),
+            Cell(f"{paper.mean:.{quantity.digits}f}{spread}{' ‡' if paper.note else ''}"),
+            Cell("–" if away is None else signed(away, 1)),
+            Cell("held" if good else "not held", rank=1 if good else 0),
+        )
+        rows.append(((task_label(task), quantity.heading), cells))
+    count = sum(cells[-1].text == "held" for _, cells in rows)
+    notes = (
+        (
+            f"Held in {count} of {len(rows)} cells: at least as good as the paper's mean, or worse by no more than one "
+            "of its standard deviations (sd). Positive is above the paper's figure, whichever direction is better."
+        ),
+    )
+    columns = ("ST-FS-EB", "The paper's", "Difference, sd", "Within one sd")
+    return _grid("held", "ST-FS-EB against the paper's ST-FS-EB", columns, rows, notes)
+
+
+def _holds(ours: float, paper: Printed, quantity: Quantity) -> bool:
+    sign = 1.0 if quantity.higher else -1.0
+    away = paper.deviations(ours)
+    if away is None:  # no deviation was printed, or 0.000: the printed digits decide
+        return sign * round(ours, quantity.digits) >= sign * paper.mean
+    return sign * away >= -1
+
+
+@dataclass(frozen=True)
+class _Race:
+    """A row of ST-FS-EB beside the best other method."""
+
+    ours: Cell
+    rival: Variant
+    theirs: Cell
+    methods: tuple[str, ...]  # all that have the number
+    ahead: float  # positive: ours is better, by the printed digits
+    difference: Cell
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval of the paired difference leaves out zero."""
+        return self.difference.rank > 0
+
+
+def race_grids(plans: Sequence[Plan], found: Found, name: str = "best", where: str = "") -> list[Grid]:
+    """Return two tables: the rows in which ST-FS-EB is best of the methods run, or level, and the other rows."""
+    best: list[Row] = []
+    behind: list[Row] = []
+    sure = [0, 0]
+    fewer: dict[tuple[str, str], list[str]] = {}
+    for plan, task, own, quantity in _ours(plans):
+        race = _race(plan, found, task, own, quantity) if quantity.higher is not None else None
+        if race is None:
+            continue
+        first = race.ahead >= 0
+        sure[0 if first else 1] += race.sure
+        stub = (task_label(task), quantity.heading)
+        theirs = ("level", race.theirs.text) if race.ahead == 0 else (race.theirs.text,)
+        other = Cell(race.rival.label, below=theirs, runs=race.theirs.runs)
+        cells = (replace(race.ours, below=(), rank=0), other, race.difference, _in_deviations(race))
+        (best if first else behind).append((stub, cells))
+        absent = ", ".join(v.label for v in plan.variants if v.label not in race.methods)
+        if absent:
+            fewer.setdefault((stub[0], absent), []).append(quantity.title)
+    total = len(best) + len(behind)
+    notes = (
+        (
+            "Ours minus it: mean over the seeds that both have, with the 95 % interval of the paired t test; bold "
+            "where it leaves out zero in favour of ST-FS-EB, underlined where against it. In sd: the difference of the "
+            "means in seed-to-seed standard deviations (root mean square of the two methods')."
+        ),
+        *(f"{task}: {absent} not there to compare with ({', '.join(m)})." for (task, absent), m in fewer.items()),
+    )
+    first_note = f"{len(best)} of {total} rows; in {sure[0]} of them the 95 % interval leaves out zero."
+    other_note = f"{len(behind)} of {total} rows; in {sure[1]} of them the 95 % interval leaves out zero."
+    columns = ("ST-FS-EB", "{}", "Ours minus it", "In sd")
+    found_rows = (
+        (name, "Rows where ST-FS-EB is best of all methods, or level with the best", "Next", best, first_note),
+        (f"{name}-behind", "Rows where another method is ahead", "The best there", behind, other_note),
+    )
+    grids = [
+        grid
+        for part, title, column, rows, said in found_rows
+        if (grid := _grid(part, title + where, tuple(c.format(column) for c in columns), rows, (said,)))
+    ]
+    return [*grids[:-1], *(replace(grid, notes=(*grid.notes, *notes)) for grid in grids[-1:])]  # said once
+
+
+def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity) -> _Race | None:
+    ours = number_cell(plan, found, task, own, quantity)
+    if ours.value is None:
+        return None
+    cells = [(v, number_cell(plan, found, task, v, quantity)) for v in plan.variants if v.key != own.key]
+    there = [(v, cell, cell.value) for v, cell in cells if cell.value is not None]
+    if not there:
+        return None
+    sign = 1.0 if quantity.higher else -1.0
+    rival, theirs, value = max(there, key=lambda entry: sign * entry[2])
+    ahead = sign * (round(ours.value, quantity.digits) - round(value, quantity.digits))
+    difference = difference_cell(plan, found, task, rival, quantity)
+    if difference.value is None:  # fewer than two common seeds: no interval
+        said = "one seed" if difference.text == "one seed" else "no common seeds"
+        difference = Cell(signed(ours.value - value, quantity.digits), ours.value - value, below=(said,))
+    methods = (own.label, *(v.label for v, _, _ in there))
+    return _Race(replace(ours, paper=None), rival, theirs, methods, ahead, difference)
+
+
+def _in_deviations(race: _Race) -> Cell:
+    ours, theirs = race.ours, race.theirs
+    if not ours.std or not theirs.std or ours.value is None or theirs.value is None:
+        return Cell("–")
+    deviation = ((ours.std**2 + theirs.std**2) / 2) ** 0.5
+    return Cell(signed((ours.value - theirs.value) / deviation, 1))
+
+
+def _ours(plans: Sequence[Plan]) -> Iterator[tuple[Plan, str, Variant, Quantity]]:
+    """Give every quantity of every task for which ST-FS-EB is planned, task by task."""
+    for task in dict.fromkeys(task for plan in plans for task in plan.tasks):
+        for plan in plans:
+            own = next((v for v in plan.variants if v.key == OURS), None)
+            for quantity in plan.quantities.get(task, ()) if own is not None else ():
+                if own is not None:
+                    yield plan, task, own, quantity
+
+
+def _grid(name: str, title: str, columns: tuple[str, ...], rows: Sequence[Row], notes: tuple[str, ...]) -> Grid | None:
+    if not rows:
+        return None
+    stubs, cells = tuple(stub for stub, _ in rows), tuple(cells for _, cells in rows)
+    return Grid(name, title, STUBS, columns, stubs, cells, notes, own=columns[0])

@@ -1,0 +1,248 @@
+"""The results page from records: tables, what is missing, where ST-FS-EB stands, and words that are left alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import asked, record_of
+from scipy import stats
+
+from stfseb.errors import StfsebError
+from stfseb.experiments.paper.plan import make_plan
+from stfseb.report.paper import Found
+from stfseb.report.paper_numbers import Printed
+from stfseb.report.results_page import BLOCKS, filled, results_page
+from stfseb.report.standing import held_grid, race_grids
+
+ROOT = Path(__file__).parents[2]
+ALL_PARTS = ("rotation", "corruption", "samples", "temperature")
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_runs(results, jobs, change=lambda record: record):
+    for job in jobs:
+        record = change(record_of(job, ALL_PARTS))
+        parts = record.pop("parts")
+        folder = job.folder(results)
+        folder.mkdir(parents=True)
+        for name, part in parts.items():
+            (folder / f"{name}.json").write_text(json.dumps(part))
+        code = {"version": "0.1.0", "commit": "0123456789ab", "modified": False}
+        (folder / "record.json").write_text(json.dumps({**record, "code": code}))
+
+
+def jobs_of(what, *tasks, seeds, **more):
+    return {job.name: job for job in make_plan(what, asked(*tasks, seeds=seeds, **more)).all_jobs}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two tasks with more and fewer seeds, an ablation at fewer, one method that was not run, a search."""
+    folder = tmp_path_factory.mktemp("made") / "results"
+    jobs = jobs_of("table1", "mnist", seeds=range(4)) | jobs_of("table1", "cifar10", seeds=range(2))
+    jobs = {name: job for name, job in jobs.items() if (job.task, job.method) != ("cifar10", "gfsvi")}
+    jobs |= jobs_of("dof", "mnist", seeds=(0, 1)) | jobs_of("efficiency", "mnist", seeds=(0,))
+    jobs |= jobs_of("readings", "cifar10", seeds=(0,))
+    write_runs(folder, jobs.values())
+    (folder / "searches").symlink_to(ROOT / "results" / "searches")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(results):
+    return results_page(results)
+
+
+def section(text, start):
+    return next(part for part in re.split(r"^(?=## )", text, flags=re.MULTILINE) if part.startswith(start))
+
+
+def rows(text):
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+
+
+def test_tables_have_what_was_run_with_conditions_and_no_others(page):
+    filled_blocks = {name for name, text in page.blocks.items() if text}
+    assert filled_blocks == {
+        "headline", "held", "best", "best-tempered", "differences", "figure1", "table1", "table2", "tempered",
+        "dof", "efficiency", "readings", "samples", "searches", "missing",
+    }  # fmt: skip
+    text = page.blocks["table1"]
+    assert "`stfseb paper table1 --tasks mnist,cifar10 --seeds 4`" in text
+    assert "seeds MNIST 0 to 3; CIFAR-10 0, 1" in text
+    assert "34 runs" in text
+    assert "cpu: made · stfseb 0.1.0 (012345678)" in text
+    assert "(tables/table1.json)" in text
+    assert "paper 99.33 ± 0.052" in text
+    assert "over 2 to 4 seeds" in text
+    (gfsvi,) = [r["GFSVI"] for r in rows(text) if r["Task"] == "CIFAR-10" and r["Metric"].startswith("NLL")]
+    assert gfsvi.startswith("—<br><small>not run</small><br><small>paper 0.466")
+    assert page.blocks["missing"].splitlines()[2:] == [
+        "- No runs: FMNIST, PathMNIST, OrganAMNIST.",
+        "- CIFAR-10: no runs of GFSVI.",
+    ]
+
+
+def test_ablations_have_their_own_tasks_and_seeds(page):
+    text = page.blocks["dof"]
+    assert "`stfseb paper dof --tasks mnist --seeds 2`" in text
+    assert "CIFAR-10" not in text
+    assert " of 4 seeds" not in text  # the preset's column has the seeds of its neighbours, not all four
+    assert "`stfseb paper efficiency --tasks mnist`" in page.blocks["efficiency"]
+    assert "MNIST" not in page.blocks["readings"]
+    assert "`stfseb paper readings --tasks cifar10 --seeds 1`" in page.blocks["readings"]
+    assert "--methods" not in page.blocks["samples"]
+
+
+def test_seeds_are_named_in_cells_where_neighbours_differ(tmp_path):
+    jobs = jobs_of("table1", "mnist", seeds=range(3), methods=("map",))
+    jobs |= jobs_of("table1", "mnist", seeds=(1,), methods=("stfseb",))
+    write_runs(tmp_path / "r", jobs.values())
+    first = rows(results_page(tmp_path / "r").blocks["table1"])[0]
+    assert "<small>3 seeds</small>" in first["MAP"]
+    assert "<small>1 seed</small>" in first["ST-FS-EB"]
+    assert "--methods stfseb,map" in results_page(tmp_path / "r").blocks["table1"]
+
+
+def test_every_number_leads_to_its_runs(page, results):
+    ids = {path.parent.name for path in results.rglob("record.json")}
+    for name, grid in page.tables.items():
+        numbers = [c for row in grid.cells for c in row if c.value is not None and name != "searches"]
+        assert numbers
+        assert all(set(c.runs) <= ids for c in numbers)
+        assert all(c.runs for c in numbers if c.text[0].isdigit())
+
+
+def test_pictures_are_of_the_records(page):
+    assert set(page.pictures) == {"headline", "figure1"}
+    assert "![" in page.blocks["figure1"]
+    assert "(images/headline.png)" in page.blocks["headline"]
+    assert "75 runs" not in page.blocks["headline"]
+
+
+def test_searches_say_what_each_rule_chose_and_what_is_the_preset(page):
+    found = rows(page.blocks["searches"])
+    assert [(r["Rule"], r["Chosen"]) for r in found[:2]] == [("the paper's", "trial 13"), ("ours", "trial 2")]
+    assert {r["Preset"] for r in found} <= {"yes", "no"}
+    assert "stfseb search fmnist --method stfseb --trials 40 --space extended --epochs 30" in page.blocks["searches"]
+
+
+# Where ST-FS-EB stands -------------------------------------------------------------------------------
+
+
+def shaped(ask, values):
+    """Return the plans of the main tables and runs whose accuracy is given: values[method] a list over seeds."""
+    plans = [make_plan("table1", ask)]
+    records = {}
+    for job in plans[0].all_jobs:
+        record = record_of(job)
+        record["metrics"]["acc"] = values[job.method][job.seed]
+        records[job.name] = record
+    return plans, Found(records)
+
+
+def test_held_is_within_one_of_the_papers_deviations_on_the_worse_side_alone():
+    ask = asked("mnist", methods=("stfseb",), seeds=(0,))
+    for acc, word in ((0.9933 + 0.01, "held"), (0.9933 - 0.00051, "held"), (0.9933 - 0.00053, "not held")):
+        grid = held_grid(*shaped(ask, {"stfseb": [acc]}))
+        assert grid.cells[0][3].text == word  # the paper has 99.33 with a deviation of 0.052
+    plans, found = shaped(ask, {"stfseb": [0.99]})
+    for nll, word in ((0.0, "held"), (0.0289, "held"), (0.0291, "not held")):  # 0.028 with 0.001
+        next(iter(found.records.values()))["metrics"]["nll"] = nll
+        grid = held_grid(plans, found)
+        place = [stub[1] for stub in grid.rows].index("NLL ↓")
+        assert grid.cells[place][3].text == word
+    assert grid.notes[0].startswith(f"Held in {sum(row[3].text == 'held' for row in grid.cells)} of 3 cells")
+
+
+def test_without_a_printed_deviation_the_printed_digits_decide():
+    from stfseb.report.standing import _holds
+
+    higher = make_plan("table1", asked("mnist")).quantities["mnist"][0]
+    assert _holds(99.996, Printed(100.0, 0.0), higher)
+    assert not _holds(99.99, Printed(100.0, 0.0), higher)
+
+
+def test_rows_are_won_by_printed_means_and_lost_by_a_paired_difference():
+    ask = asked("mnist", methods=("stfseb", "map", "mfvi"), seeds=(0, 1, 2))
+    ours = np.array([0.990, 0.991, 0.9925])
+    theirs = ours + np.array([0.001, 0.0012, 0.0011])
+    values = {"stfseb": ours, "map": theirs, "mfvi": ours - 0.1}
+    grids = race_grids(*shaped(ask, values))
+    behind = grids[-1]
+    place = [stub[1] for stub in behind.rows].index("Accuracy ↑")
+    cells = behind.cells[place]
+    assert cells[1].text == "MAP"
+    low, high = stats.ttest_rel(100 * ours, 100 * theirs).confidence_interval(0.95)
+    assert cells[2].below[0] == f"{low:+.2f} to {high:+.2f}".replace("-", "−")
+    assert cells[2].rank == 2  # against ST-FS-EB, the interval leaves out zero
+    deviation = np.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / 2)
+    assert cells[3].text == f"{(ours.mean() - theirs.mean()) / deviation:+.1f}".replace("-", "−")
+    assert sum(len(grid.rows) for grid in grids) == 3
+    assert behind.notes[0].startswith(f"{len(behind.rows)} of 3 rows")
+
+    best, *_ = race_grids(*shaped(ask, values | {"map": ours + 1e-6}))
+    cells = best.cells[[stub[1] for stub in best.rows].index("Accuracy ↑")]
+    assert cells[1].below[0] == "level"  # the printed means are equal
+
+
+def test_one_seed_has_a_difference_and_no_interval():
+    ask = asked("mnist", methods=("stfseb", "map"), seeds=(0,))
+    best, *_ = race_grids(*shaped(ask, {"stfseb": [0.99], "map": [0.98]}))
+    cells = best.cells[0]
+    assert (cells[2].text, cells[2].below, cells[3].text) == ("+1.00", ("one seed",), "–")
+
+
+# The page and the script -----------------------------------------------------------------------------
+
+
+def test_only_what_stands_between_markers_is_written():
+    text = "# A\n\nwords\n<!-- generated: held -->\nold\n<!-- end -->\nmore\n"
+    assert filled(text, {"held": "new\n"}, "p") == text.replace("old", "\nnew\n")
+    assert filled(text, {"held": ""}, "p") == text.replace("old\n", "")
+    assert filled(filled(text, {"held": "new"}, "p"), {"held": "new"}, "p") == filled(text, {"held": "new"}, "p")
+    for broken, said in [
+        (text.replace("<!-- end -->", ""), "needs its"),
+        (text.replace("held", "hold"), "'hold' is not known"),
+        (text + text, "twice"),
+    ]:
+        with pytest.raises(StfsebError, match=said):
+            filled(broken, {"held": "new"}, "p")
+    with pytest.raises(StfsebError, match="no place for 'best'"):
+        filled(text, {"held": "", "best": "new"}, "p")
+
+
+def test_the_script_writes_everything_once_and_sees_what_is_stale(results, page, tmp_path):
+    make = script("make_results")
+    path = tmp_path / "docs" / "results.md"
+    path.parent.mkdir()
+    path.write_text("# Mine\n\n" + "\n".join(f"<!-- generated: {name} -->\n<!-- end -->\n" for name in BLOCKS))
+    assert len(make.write(page, path)) == 1 + len(page.tables) + 2
+    assert path.read_text().startswith("# Mine\n")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert make.write(results_page(results), path) == []
+    assert make.stale(page, path) == []
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+    (path.parent / "images" / "headline.png").write_bytes((path.parent / "images" / "figure1.png").read_bytes())
+    (path.parent / "tables" / "of-old.json").write_text("{}")
+    path.write_text(path.read_text().replace("99.3", "99.4"))
+    assert {p.name for p in make.stale(page, path)} == {"headline.png", "of-old.json", "results.md"}
+    make.write(page, path)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_without_runs_has_empty_blocks(tmp_path):
+    assert set(results_page(tmp_path).blocks.values()) == {""}
