@@ -484,3 +484,28 @@ def test_bad_settings_are_named() -> None:
         FunctionPrior(h, 1.0, 1.0, 5.0).penalty(torch.zeros(5, 2))
     with pytest.raises(StfsebError, match="does not belong"):
         FunctionPrior.from_factor(torch.eye(5, dtype=DOUBLE), 1.0, 1.0, 5.0, features=h)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1e9])
+def test_products_replace_the_solves_with_more_points_than_features(ratio: float) -> None:
+    torch.manual_seed(3)
+    h, values = torch.randn(40, 6, dtype=torch.float64), torch.randn(3, 40, 2, dtype=torch.float64)
+    values[0] = h @ torch.randn(6, 2, dtype=torch.float64)  # within the span of the features, where c is smallest
+    values.requires_grad_(True)
+    tau1, tau2 = ratio * 0.3, 0.3
+    factor = FunctionPrior.factorise(h, ratio)
+    whitener = FunctionPrior.whiten(factor)
+    light = FunctionPrior.from_factor(whitener, tau1, tau2, 5.0, features=h, whitener=whitener)
+    dense = tau1 * h @ h.T + tau2 * torch.eye(40, dtype=torch.float64)
+    u, s, _ = torch.linalg.svd(h)
+    eigenvalues = torch.full((40,), tau2, dtype=torch.float64)
+    eigenvalues[:6] += tau1 * s.square()
+    wanted = ((u.T @ values).square() / eigenvalues[:, None]).sum(-2)
+    found = light.quadratic(values)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(light.log_det, eigenvalues.log().sum())
+    (slope,) = torch.autograd.grad(found[1:].sum(), values)
+    (exact,) = torch.autograd.grad(wanted[1:].sum(), values)
+    torch.testing.assert_close(slope[1:], exact[1:], rtol=1e-7, atol=1e-8)
+    if ratio < 1:
+        torch.testing.assert_close(found, (values * torch.linalg.solve(dense, values)).sum(-2))

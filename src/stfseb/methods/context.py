@@ -127,7 +127,8 @@ class Draw(NamedTuple):
             return FunctionPrior.from_spectrum(self.factor, self.spectrum, tau1, tau2, dof, **settings)
         if self.factor is None:
             return FunctionPrior(self.features, tau1, tau2, dof, **settings)
-        features = self.features if self.whitener is None else None
+        direct = self.whitener is not None and self.factor.shape[-1] == len(self.images)
+        features = None if direct else self.features
         return FunctionPrior.from_factor(
             self.factor, tau1, tau2, dof, features=features, whitener=self.whitener, **settings
         )

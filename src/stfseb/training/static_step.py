@@ -99,7 +99,7 @@ class StaticStep:
                 self.factors = torch.zeros(self.steps, *factor.shape[1:], dtype=factor.dtype, device=self.device)
                 if spectrum is not None:
                     self.spectra = torch.zeros(self.steps, count, dtype=factor.dtype, device=self.device)
-                elif factor.shape[-1] == count:  # else the ridge form, which needs the features
+                else:
                     self.whiteners = torch.zeros_like(self.factors)
             self.factors[done : done + len(points)] = factor
             if self.spectra is not None and spectrum is not None:
@@ -152,12 +152,13 @@ class StaticStep:
             return x, y, Draw(images, images.new_zeros(0))
         if self.spectra is not None:
             return x, y, Draw(images, images.new_zeros(0), None, self._now(self.factors), None, self._now(self.spectra))
-        if self.whiteners is not None:  # all that the prior needs
-            whitener = self._now(self.whiteners)
-            factor = whitener if self.features is not None else self._now(self.factors)
-            return x, y, Draw(images, images.new_zeros(0), None, factor, whitener)
-        assert self.features is not None
-        return x, y, Draw(images, self.features.index_select(0, points), None, self._now(self.factors))
+        assert self.whiteners is not None
+        whitener = self._now(self.whiteners)
+        factor = whitener if self.features is not None else self._now(self.factors)
+        features = images.new_zeros(0)  # the whitener is all that the prior needs
+        if self.features is not None and whitener.shape[-1] < len(images):  # but for the ridge form
+            features = self.features.index_select(0, points)
+        return x, y, Draw(images, features, None, factor, whitener)
 
     def _now(self, epoch: Tensor) -> Tensor:
         return epoch.index_select(0, self.counter)[0]

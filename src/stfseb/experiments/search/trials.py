@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _HELD_BACK, _AT_LEAST, _SEED = 0.1, 500, 11  # of the context images; which ones never changes
 _CHECKPOINT = 60.0  # seconds
+_ROWS = 1024  # predicted at once: workers may share a card
 _HUGE = 1e6  # stands for an NLL that is not finite
 History = list[dict[str, Any]]
 
