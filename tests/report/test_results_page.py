@@ -34,6 +34,8 @@ def write_runs(results, jobs, change=lambda record: record):
     for job in jobs:
         record = change(record_of(job, ALL_PARTS))
         parts = record.pop("parts")
+        if job.method == "map":
+            parts["tails"] = {"sets": {k: {"inverse_dof": 0.25} for k in ("weights", "context", "test")}}
         folder = job.folder(results)
         folder.mkdir(parents=True)
         for name, part in parts.items():
@@ -53,7 +55,7 @@ def results(tmp_path_factory):
     jobs = jobs_of("table1", "mnist", seeds=range(4)) | jobs_of("table1", "cifar10", seeds=range(2))
     jobs = {name: job for name, job in jobs.items() if (job.task, job.method) != ("cifar10", "gfsvi")}
     jobs |= jobs_of("dof", "mnist", seeds=(0, 1)) | jobs_of("efficiency", "mnist", seeds=(0,))
-    jobs |= jobs_of("readings", "cifar10", seeds=(0,))
+    jobs |= jobs_of("readings", "cifar10", seeds=(0,)) | jobs_of("beyond", "cifar10", seeds=(0, 1))
     write_runs(folder, jobs.values())
     (folder / "searches").symlink_to(ROOT / "results" / "searches")
     return folder
@@ -77,12 +79,12 @@ def test_tables_have_what_was_run_with_conditions_and_no_others(page):
     filled_blocks = {name for name, text in page.blocks.items() if text}
     assert filled_blocks == {
         "headline", "held", "best", "best-tempered", "differences", "figure1", "table1", "table2", "tempered",
-        "dof", "efficiency", "readings", "samples", "searches", "missing",
+        "dof", "efficiency", "readings", "beyond", "samples", "tails", "searches", "missing",
     }  # fmt: skip
     text = page.blocks["table1"]
-    assert "`stfseb paper table1 --tasks mnist,cifar10 --seeds 4`" in text
+    both = "`stfseb paper table1 --tasks mnist --seeds 4` and `stfseb paper table1 --tasks cifar10 --seeds 2`"
+    assert f"Made by {both} · 34 runs" in text
     assert "seeds MNIST 0 to 3; CIFAR-10 0, 1" in text
-    assert "34 runs" in text
     assert "cpu: made · stfseb 0.1.0 (012345678)" in text
     assert "(tables/table1.json)" in text
     assert "paper 99.33 ± 0.052" in text
@@ -129,7 +131,8 @@ def test_pictures_are_of_the_records(page):
     assert set(page.pictures) == {"headline", "figure1"}
     assert "![" in page.blocks["figure1"]
     assert "(images/headline.png)" in page.blocks["headline"]
-    assert "75 runs" not in page.blocks["headline"]
+    assert "`stfseb paper table2 --tasks mnist --seeds 4` and" in page.blocks["headline"]
+    assert "`stfseb paper figure1 --tasks cifar10 --seeds 2` · 34 runs" in page.blocks["figure1"]
 
 
 def test_searches_say_what_each_rule_chose_and_what_is_the_preset(page):
@@ -137,6 +140,21 @@ def test_searches_say_what_each_rule_chose_and_what_is_the_preset(page):
     assert [(r["Rule"], r["Chosen"]) for r in found[:2]] == [("the paper's", "trial 13"), ("ours", "trial 2")]
     assert {r["Preset"] for r in found} <= {"yes", "no"}
     assert "stfseb search fmnist --method stfseb --trials 40 --space extended --epochs 30" in page.blocks["searches"]
+
+
+def test_additions_are_set_against_the_preset_seed_by_seed(page, results):
+    grid = page.tables["beyond-cifar10-differences"]
+    found = {path.parent.name: json.loads(path.read_text()) for path in results.rglob("record.json")}
+    cell = grid.cells[[stub[0] for stub in grid.rows].index("learnt dof")][grid.columns.index("Accuracy ↑")]
+    own, base = [
+        np.array([100 * found[job.name]["metrics"]["acc"] for job in plan.jobs["cifar10", key]])
+        for plan in [make_plan("beyond", asked("cifar10", seeds=(0, 1)))]
+        for key in ("learn-dof", "preset")
+    ]
+    assert cell.value == pytest.approx((own - base).mean())
+    low, high = stats.ttest_rel(own, base).confidence_interval(0.95)
+    assert cell.below[0] == f"{low:+.2f} to {high:+.2f}".replace("-", "−")
+    assert "1/dof, weights | 0.250 ± 0.000" in page.blocks["tails"]
 
 
 # Where ST-FS-EB stands -------------------------------------------------------------------------------

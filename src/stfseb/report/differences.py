@@ -54,8 +54,11 @@ def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
 def difference_cell(plan: Plan, found: Found, task: str, other: Variant, quantity: Quantity) -> Cell:
     """Return ST-FS-EB minus another method with its interval; two common seeds are needed."""
     ours = next((v for v in plan.variants if v.key == OURS), None)
-    if ours is None:
-        return Cell("–")
+    return Cell("–") if ours is None else paired_cell(plan, found, task, ours, other, quantity)
+
+
+def paired_cell(plan: Plan, found: Found, task: str, ours: Variant, other: Variant, quantity: Quantity) -> Cell:
+    """Return one variant minus another, paired by seed, with its 95 % interval; two common seeds are needed."""
     values, runs = [], []
     for variant in (ours, other):
         records = found.of(plan, task, variant)

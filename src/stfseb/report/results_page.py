@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
-from stfseb.experiments.paper.plan import METHODS, make_plan
+from stfseb.experiments.paper.plan import METHODS
 from stfseb.experiments.search.outcome import read_search
 from stfseb.report import headline
 from stfseb.report.arrange import arranged
@@ -22,9 +22,9 @@ from stfseb.report.found_plans import TABLES, found_plans
 from stfseb.report.paper import Found, paper_grids
 from stfseb.report.reading import read_results
 from stfseb.report.records import check, plain
-from stfseb.report.results_words import command_of, for_page, how_made, missing_words, search_grid
+from stfseb.report.results_words import commands_of, for_page, how_made, missing_words, search_grid
 from stfseb.report.shifts import rotation_figure
-from stfseb.report.standing import held_grid, race_grids
+from stfseb.report.standing import held_grid, race_grids, variant_differences
 from stfseb.report.tables import escape_markdown
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from stfseb.experiments.paper import Plan
     from stfseb.report.grid import Grid
     from stfseb.report.records import Record
 
@@ -82,7 +83,11 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
         parts = []
         for plan in (p for p in plans if p.what == what):
             grids = [g for g in paper_grids(plan, found) if not g.empty]
-            parts += [_table(made, grid, found, command_of(plan)) for grid in grids]
+            for grid in grids:
+                only = [t for t in plan.tasks if grid.name == f"{what}-{t}"] if plan.variants_down else []
+                parts.append(_table(made, grid, found, commands_of(plan, found, only)))
+                if what == "beyond" and (beside := variant_differences(plan, found, only[0])) is not None:
+                    parts.append(_table(made, beside, found, ""))
         blocks[what] = "\n".join(parts)
     tables = [p for p in plans if p.what in ("table1", "table2")]
     tempered = [p for p in plans if p.what == "tempered"]
@@ -95,13 +100,13 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
     }
     for name, shown in standing.items():
         blocks[name] = "\n".join(_table(made, grid, found, "") for grid in shown if grid is not None)
-    _headline(main, made, found)
-    _rotated(main, made)
+    _headline(main, made, found, tables)
+    _rotated(main, made, found, tables)
     lines = missing_words(main)
     blocks["missing"] = "\n".join(["## What is missing", "", *(f"- {line}" for line in lines)]) if lines else ""
 
 
-def _table(made: ResultsPage, grid: Grid, found: Found, command: str) -> str:
+def _table(made: ResultsPage, grid: Grid, found: Found, commands: str) -> str:
     """Return a table's Markdown and keep it as data; names that are taken get a number."""
     number = 2
     name = grid.name
@@ -110,9 +115,9 @@ def _table(made: ResultsPage, grid: Grid, found: Found, command: str) -> str:
     made.tables[name] = replace(grid, name=name)
     ids = dict.fromkeys(run for row in grid.cells for cell in row for run in cell.runs)
     file = f"tables/{name}.json"
-    if not command:
+    if not commands:
         return _markdown(for_page(grid), f"[Runs behind each cell]({file}).")
-    return _markdown(for_page(grid), how_made([found.records[i] for i in ids], command, file))
+    return _markdown(for_page(grid), how_made([found.records[i] for i in ids], commands, file))
 
 
 def _markdown(grid: Grid, last: str = "") -> str:
@@ -133,17 +138,17 @@ def _escaped(text: str) -> str:
     return f"{lead}{escape_markdown(text)}{tail}" if text.strip() else text
 
 
-def _headline(main: Mapping[str, Sequence[Record]], made: ResultsPage, found: Found) -> None:
+def _headline(main: Mapping[str, Sequence[Record]], made: ResultsPage, found: Found, plans: Sequence[Plan]) -> None:
     panels = headline.headline_panels(main)
     if not headline.worth_a_figure(panels):
         return
     runs = [found.records[i] for panel in panels for mark in panel.marks for i in mark.runs]
     made.pictures["headline"] = Picture(lambda: headline.headline_figure(panels), fingerprint(headline.as_data(panels)))
-    line = how_made(runs, f"stfseb paper table2 --tasks {','.join(p.task for p in panels)}")
+    line = how_made(runs, _main_commands(plans, found, "table2", [p.task for p in panels]))
     made.blocks["headline"] = f"![{headline.TITLE}](images/headline.png)\n\n*{headline.CAPTION}*\n\n{line}\n"
 
 
-def _rotated(main: Mapping[str, Sequence[Record]], made: ResultsPage) -> None:
+def _rotated(main: Mapping[str, Sequence[Record]], made: ResultsPage, found: Found, plans: Sequence[Plan]) -> None:
     for name, tasks in FIGURES.items():
         shown = {t: [r for r in main.get(t, ()) if _angles(r)] for t in tasks}
         shown = {task: records for task, records in shown.items() if records}
@@ -152,20 +157,17 @@ def _rotated(main: Mapping[str, Sequence[Record]], made: ResultsPage) -> None:
         data = [[r["id"], r.get("label"), _angles(r)] for records in shown.values() for r in records]
         made.pictures[name] = Picture(lambda shown=shown: rotation_figure(shown), fingerprint(data))  # type: ignore[misc]
         runs = [r for records in shown.values() for r in records]
-        plan = make_plan(name, _asked(shown))
         words = "Accuracy and NLL against the angle; mean over seeds, bands are one sample standard deviation."
         made.blocks[name] = (
             f"## {_ROTATED}\n\n![{_ROTATED}: {words}](images/{name}.png)\n\n*{words}*\n\n"
-            f"{how_made(runs, command_of(plan))}\n"
+            f"{how_made(runs, _main_commands(plans, found, name, list(shown)))}\n"
         )
 
 
-def _asked(shown: Mapping[str, Sequence[Record]]) -> Any:
-    from stfseb.experiments.paper.plan import Asked
-
-    runs = [r for records in shown.values() for r in records]
-    methods = tuple(m for m in METHODS if any(r["method"] == m for r in runs))
-    return Asked(tuple(shown), methods, tuple(sorted({int(r.get("seed", 0)) for r in runs})))
+def _main_commands(plans: Sequence[Plan], found: Found, what: str, tasks: Sequence[str]) -> str:
+    """Return the commands of a figure that has the runs of table 1 of these tasks."""
+    named = [(replace(p, what=what), [t for t in p.tasks if t in tasks]) for p in plans if p.what == "table1"]
+    return " and ".join(commands_of(plan, found, only) for plan, only in named if only)
 
 
 def _angles(record: Record) -> Any:

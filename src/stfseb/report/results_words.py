@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from stfseb.experiments.paper import Plan
+    from stfseb.report.paper import Found
     from stfseb.report.records import Record
 
 _RULES = {"paper": "the paper's", "ours": "ours"}
@@ -44,8 +46,8 @@ def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
 
 
-def how_made(records: Sequence[Record], command: str, file: str = "") -> str:
-    """Return a line: the command, how many runs with which seeds, where, and with which code."""
+def how_made(records: Sequence[Record], commands: str, file: str = "") -> str:
+    """Return a line: the commands, how many runs with which seeds, where, and with which code."""
     by_task: dict[str, set[int]] = {}
     for record in records:
         by_task.setdefault(str(record["task"]), set()).add(int(record.get("seed", 0)))
@@ -54,7 +56,7 @@ def how_made(records: Sequence[Record], command: str, file: str = "") -> str:
     said = next(iter(seeds.values())) if same else "; ".join(f"{task_label(t)} {s}" for t, s in seeds.items())
     machines = sorted({str((r.get("machine") or {}).get("device", "machine not recorded")) for r in records})
     code = sorted({_code(r.get("code") or {}) for r in records})
-    words = [f"`{command}`", f"{len(records)} run{'s' * (len(records) != 1)}", f"seeds {said}", ", ".join(machines)]
+    words = [commands, f"{len(records)} run{'s' * (len(records) != 1)}", f"seeds {said}", ", ".join(machines)]
     words.append(f"stfseb {', '.join(code[:4])}{f' and {len(code) - 4} more' if len(code) > 4 else ''}")
     return "Made by " + " · ".join([*words, *([f"[runs behind each cell]({file})"] if file else [])]) + "."
 
@@ -71,21 +73,28 @@ def _code(code: Mapping[str, Any]) -> str:
     return f"{code.get('version', 'version not recorded')}{f' ({commit[:9]}{changed})' if commit else ''}"
 
 
-def command_of(plan: Plan) -> str:
-    """Return the command that makes a plan's table."""
+def commands_of(plan: Plan, found: Found, tasks: Sequence[str] = ()) -> str:
+    """Return the commands that make a plan's table (of some `tasks`), one for all tasks that have the same seeds."""
+    together: dict[tuple[int, ...], list[str]] = {}
+    for task in tasks or plan.tasks:
+        seeds = [tuple(int(r.get("seed", 0)) for r in found.of(plan, task, v)) for v in plan.variants]
+        usual = Counter(s for s in seeds if s).most_common(1)  # a preset may have more seeds than an ablation beside it
+        if usual:
+            together.setdefault(usual[0][0], []).append(task)
+    return " and ".join(f"`{_command(plan, names, seeds)}`" for seeds, names in together.items())
+
+
+def _command(plan: Plan, tasks: Sequence[str], seeds: Sequence[int]) -> str:
     what = plan.what.removesuffix("-retuned")
-    words = ["stfseb paper", what, "--tasks", ",".join(plan.tasks)]
+    words = ["stfseb paper", what, "--tasks", ",".join(tasks)]
     methods = list(dict.fromkeys(v.method for v in plan.variants))
     if what in ("table1", "table2", "figure1", "figure2", "efficiency", "tempered") and methods != list(METHODS):
         words += ["--methods", ",".join(methods)]
     if what != "efficiency":
-        whole = list(plan.seeds) == list(range(len(plan.seeds)))
-        words += [
-            "--seeds",
-            str(len(plan.seeds)) if whole else ",".join(map(str, plan.seeds)) + "," * (len(plan.seeds) == 1),
-        ]
+        listed = ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
+        words += ["--seeds", str(len(seeds)) if list(seeds) == list(range(len(seeds))) else listed]
     free = [v for v in plan.variants if v.context is None and not v.training]
-    jobs = [job for v in free for task in plan.tasks for job in plan.jobs.get((task, v.key), ())]
+    jobs = [job for v in free for task in tasks for job in plan.jobs.get((task, v.key), ())]
     epochs = {j.training["epochs"] for j in jobs if j.training["epochs"] != load_task(j.task).training["epochs"]}
     words += ["--epochs", str(epochs.pop())] if len(epochs) == 1 else []
     contexts = {j.context for j in jobs if j.context}

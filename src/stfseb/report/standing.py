@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stfseb.experiments.paper.plan import task_label
-from stfseb.report.differences import OURS, difference_cell
+from stfseb.report.differences import OURS, difference_cell, paired_cell
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper import beside, number_cell, signed
 
@@ -144,6 +144,29 @@ def _in_deviations(race: _Race) -> Cell:
         return Cell("–")
     deviation = ((ours.std**2 + theirs.std**2) / 2) ** 0.5
     return Cell(signed((ours.value - theirs.value) / deviation, 1))
+
+
+def variant_differences(plan: Plan, found: Found, task: str) -> Grid | None:
+    """Return every variant of a task minus the first, which is ST-FS-EB at its preset, paired by seed."""
+    own, *others = [v for v in plan.variants if (task, v.key) in plan.jobs]
+    quantities = plan.quantities[task]
+    rows = {v.label: tuple(paired_cell(plan, found, task, v, own, q) for q in quantities) for v in others}
+    rows = {label: cells for label, cells in rows.items() if any(c.value is not None for c in cells)}
+    if not rows:
+        return None
+    note = (
+        "Mean over common seeds with the 95 % interval of the paired t test; bold where it leaves out zero in favour "
+        "of the row, underlined where against it. Of twenty such intervals about one leaves out zero by chance."
+    )
+    return Grid(
+        f"{plan.what}-{task}-differences",
+        f"{plan.title}, minus {own.label}: {task_label(task)}",
+        ("Variant",),
+        tuple(q.heading for q in quantities),
+        tuple((label,) for label in rows),
+        tuple(rows.values()),
+        (note,),
+    )
 
 
 def _ours(plans: Sequence[Plan]) -> Iterator[tuple[Plan, str, Variant, Quantity]]:
