@@ -95,9 +95,9 @@ def sampled_outputs(method: Method, split: Split, samples: int, seed: int) -> tu
 
 
 @torch.no_grad()
-def raw_outputs(method: Method, images: Any, samples: int, seed: int = 0) -> Tensor:
-    """Return raw outputs (S, N, L) of all images at once, in float64, on the device where it has that."""
-    outputs = method.sample_logits(images, samples, seed=seed)
+def raw_outputs(method: Method, images: Any, samples: int, seed: int = 0, batch_size: int | None = None) -> Tensor:
+    """Return raw outputs (S, N, L) of all images, in float64, on the device where it has that."""
+    outputs = method.sample_logits(images, samples, seed=seed, batch_size=batch_size)
     return (outputs.cpu() if outputs.device.type == "mps" else outputs).double()
 
 

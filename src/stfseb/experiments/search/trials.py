@@ -164,9 +164,9 @@ class Trainer:
 def measure(method: Method, validation: ImageSet, held_back: ImageSet | None, samples: int) -> dict[str, Any]:
     """Return NLL, accuracy, ECE and AUROC on validation (and held-back) images, before and after one temperature."""
     assert validation.labels is not None
-    outputs = raw_outputs(method, validation, samples)
+    outputs = raw_outputs(method, validation, samples, batch_size=_ROWS)
     labels = validation.labels.to(outputs.device)
-    other = None if held_back is None else raw_outputs(method, held_back, samples)
+    other = None if held_back is None else raw_outputs(method, held_back, samples, batch_size=_ROWS)
     temperature = best_temperature(method, outputs, labels)
     found: dict[str, Any] = {"temperature": temperature}
     likelihood = method.likelihood
