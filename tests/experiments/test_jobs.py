@@ -1,12 +1,16 @@
 """A run as plain data: the same run has the same name everywhere, another run another."""
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import Job, make_job, perform, perform_together
+from stfseb.experiments.paper.plan import KINDS, Asked, make_plan
 from stfseb.experiments.records import write_record
 from stfseb.experiments.run import make_method
 from stfseb.methods.saving import load
@@ -68,6 +72,62 @@ def test_unknown_names_are_refused(tiny):
         make_job("no-such-task", "map")
     with pytest.raises(StfsebError, match="unknown method"):
         make_job(tiny, "no-such-method")
+    with pytest.raises(StfsebError, match=r"unknown setting 'sigmas': did you mean 'sigma'\?"):
+        make_job(tiny, "map", settings={"sigmas": 1.0})
+    with pytest.raises(StfsebError, match="unknown setting 'tau1'"):  # it is another method's
+        make_job(tiny, "mcdropout", settings={"tau1": 1.0})
+    with pytest.raises(StfsebError, match="unknown setting 'sigma': known are members, of, settings"):
+        make_job(tiny, "ensemble", settings={"sigma": 1.0})
+    with pytest.raises(StfsebError, match="unknown setting 'strength'"):
+        make_job(tiny, "ensemble", settings={"settings": {"strength": 1.0}})
+    with pytest.raises(StfsebError, match="unknown learnable setting 'nu'"):
+        make_job(tiny, "stfseb", settings={"learn": ["nu"]})
+    with pytest.raises(StfsebError, match="choose the context with --context"):
+        make_job(tiny, "stfseb", settings={"context": "train"})
+
+
+@pytest.mark.parametrize(
+    ("method", "one", "other"),
+    [
+        ("stfseb", {"dof_function": 3}, {"dof_function": 3.0}),
+        ("stfseb", {"dof": 7}, {"dof": np.float64(7)}),
+        ("stfseb", {"functional_scale": 0}, {"functional_scale": 0.0}),
+        ("stfseb", {"prior_weight": 1}, {"prior_weight": 1.0}),
+        ("stfseb", {"num_context": 16}, {"num_context": np.int64(16)}),
+        ("stfseb", {"dof": math.inf}, {"dof": "inf"}),
+        ("stfseb", {"learn": ["sigma", "dof"]}, {"learn": ("dof", "sigma")}),
+        ("stfseb", {"learn": "tau, dof"}, {"learn": ["dof", "tau", "dof"]}),
+        ("fseb", {"bias_variance": 1, "tau1": 2.0}, {"tau1": 2, "bias_variance": 1.0}),
+        ("ensemble", {"settings": {"sigma": 2}}, {"of": "MAP", "settings": {"sigma": 2.0}}),
+    ],
+)
+def test_equal_settings_are_one_run_however_they_are_written(tiny, method, one, other):
+    jobs = [make_job(tiny, method, settings=settings) for settings in (one, other)]
+    assert jobs[0].name == jobs[1].name
+    assert jobs[0].name != make_job(tiny, method).name
+    assert Job(**json.loads(json.dumps(jobs[0].__dict__))) == jobs[0]
+
+
+def test_settings_in_normal_form_are_left_as_they_are():
+    """So the names of runs that were done before settings had a normal form are theirs still."""
+    planned = [make_plan(what, Asked(seeds=(0,))) for what in KINDS]
+    count = 0
+    for plan in planned:
+        variants = {v.key: v for v in plan.variants}
+        for (task, key), (job,) in plan.jobs.items():
+            if job.method == "ensemble":
+                continue
+            laid = {**load_task(task).presets.get(job.method, {}), **variants[key].settings}
+            written = {k: "inf" if v == math.inf else v for k, v in laid.items()}
+            assert json.dumps(job.settings, sort_keys=True) == json.dumps(written, sort_keys=True)
+            count += 1
+    assert count > 200
+
+
+def test_values_are_judged_where_they_are_used(tiny):
+    job = make_job(tiny, "stfseb", settings={"dof": -math.inf, "learn": None})
+    with pytest.raises(StfsebError):
+        make_method(job.load(), job.config("cpu"))
 
 
 def test_a_run_alone_and_in_a_population_gives_the_same_numbers(tiny, tmp_path):

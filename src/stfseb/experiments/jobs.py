@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import definition_of, load_task
-from stfseb.errors import StfsebError
+from stfseb.errors import StfsebError, unknown
 from stfseb.experiments.records import RECORD, read_record
-from stfseb.experiments.run import CHECKPOINT, RunConfig, evaluate_and_record, make_method, train_and_evaluate
+from stfseb.experiments.run import (
+    CHECKPOINT,
+    RunConfig,
+    evaluate_and_record,
+    make_method,
+    refuse_reserved,
+    train_and_evaluate,
+)
 from stfseb.experiments.run import augmentation as _augmentation
 from stfseb.experiments.run import protocol_of as _protocol
-from stfseb.methods.registry import key_of
+from stfseb.methods.registry import key_of, method_class
 from stfseb.training.population import Member, fit_population
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from stfseb.methods.base import Method
 
 __all__ = ["RECORD", "Job", "make_job", "perform", "perform_together"]
+_OF_ENSEMBLES = ("of", "members", "settings")
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,11 @@ def make_job(
     training: dict[str, Any] | None = None,
     context: str | None = None,
 ) -> Job:
-    """Return the job whose settings are the task's preset, with these laid over it."""
+    """Return the job whose settings are the task's preset, with these laid over it.
+
+    Equal settings make one run however they are written (3 or 3.0, names in any order); a setting that the method does
+    not have is refused.
+    """
     key, known = key_of(method), load_task(task)
     whole = _complete(known, key, settings or {}, training or {})
     return Job(task, key, seed, *whole, context, definition_of(task))
@@ -99,16 +110,16 @@ def make_job(
 def _complete(
     task: Task, key: str, settings: dict[str, Any], training: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    preset = task.presets.get(key, {})
+    whole, trained = {**task.presets.get(key, {}), **settings}, {**task.training, **training}
     if key == "ensemble":  # what defines its runs is its members' preset
-        of = key_of(str(settings.get("of", "map")))
-        members, _ = _complete(task, of, settings.get("settings", {}), {})
-        settings = {"members": 5, **settings, "of": of, "settings": members}
-    # 20 and 20.0 are one run: a value equal to the preset's is written as the preset has it.
-    whole = {**preset, **{k: v for k, v in settings.items() if k not in preset or preset[k] != v}}
-    # JSON has no infinity: a Gaussian prior's dof is "inf", in the identity as in records.
-    plain = {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in whole.items()}
-    return plain, {**task.training, **training}
+        for name in whole:
+            if name not in _OF_ENSEMBLES:
+                raise unknown("setting", name, _OF_ENSEMBLES)
+        of = key_of(str(whole.get("of", "map")))
+        members, _ = _complete(task, of, whole.get("settings", {}), {})
+        return {"members": 5, **whole, "of": of, "settings": members}, trained
+    refuse_reserved(whole)
+    return method_class(key).settings_type.plain(whole), trained
 
 
 def perform(

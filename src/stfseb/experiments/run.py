@@ -83,8 +83,7 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     torch.manual_seed(config.seed)
     if "samples" in names:
         settings.setdefault("samples", {**task.training, **config.training}["train_samples"])
-    if "context" in settings or "likelihood" in settings:
-        raise StfsebError("context and likelihood are not settings of a run: choose the context with --context")
+    refuse_reserved(settings)
     if "num_context" in names:
         # All training images as they are: rows of a minibatch would be augmented, and could not be captured.
         settings["context"] = (data.train if data.context is None else data.context).images
@@ -92,6 +91,12 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
         return cls(make_network(task), **settings)
     except TypeError as error:
         raise StfsebError(f"settings of {cls.label} cannot be used: {error}") from error
+
+
+def refuse_reserved(settings: dict[str, Any]) -> None:
+    """Raise for arguments of a method that a run's settings cannot give."""
+    if "context" in settings or "likelihood" in settings:
+        raise StfsebError("context and likelihood are not settings of a run: choose the context with --context")
 
 
 def train_and_evaluate(

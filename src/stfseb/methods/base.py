@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stfseb.errors import StfsebError
+from stfseb.errors import StfsebError, unknown
 from stfseb.inputs import as_tensor, check_pixels, scaled
 from stfseb.likelihoods import Categorical, Likelihood, Regression
 from stfseb.methods.calibrated import mapped, tempered
@@ -61,9 +61,31 @@ class Settings:
         return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
+    def plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return some of the settings as JSON knows them, equal ones written alike; an unknown name is refused.
+
+        Their values are not judged: that is done where they are used.
+        """
+        kinds = {field.name: str(field.type) for field in fields(cls)}  # type: ignore[arg-type]
+        for name in given:
+            if name not in kinds:
+                raise unknown("setting", name, kinds)
+        return {name: _plain(value, kinds[name]) for name, value in given.items()}
+
+    @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Any:
         """Undo `as_dict`."""
         return cls(**{k: math.inf if v == "inf" else v for k, v in values.items()})
+
+
+def _plain(value: Any, kind: str) -> Any:
+    """Return a number as its field's type has it: 3.0 where it is a float, 3 where it may also be a count or a word."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    number = float(value)
+    if number == math.inf:
+        return "inf"
+    return int(number) if number.is_integer() and kind not in ("float", "float | None") else number
 
 
 def check_positive(**values: Any) -> None:

@@ -122,6 +122,14 @@ class STFSEBSettings(Settings):
         if self.prior_weight == 0 and {"sigma", "dof_weights"} & set(self.learn):
             raise StfsebError(f"learn={self.learn}: there is no weight prior to learn from (prior_weight=0)")
 
+    @classmethod
+    def plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return settings written in one way, what is learnt in one order."""
+        found = super().plain(given)
+        if isinstance(found.get("learn"), str | list | tuple):
+            found["learn"] = list(checked_names(found["learn"]))
+        return found
+
     @property
     def nu_function(self) -> float:
         """Return the function prior's degrees of freedom."""
