@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 
 
 def code_version() -> dict[str, Any]:
-    """Return the package's version and, from a checkout, its commit and whether files were changed."""
+    """Return the package's version and, from a checkout, its commit and whether files were changed.
+
+    An archive of the repository (`git archive`) has its commit written into `_commit.txt`; whether its files were
+    changed since nobody knows.
+    """
     found: dict[str, Any] = {"version": __version__, "commit": None, "modified": None}
     here = Path(__file__).resolve().parent
+    archived = here.parent / "_commit.txt"
+    if archived.is_file() and not (commit := archived.read_text().strip()).startswith("$Format"):
+        return found | {"commit": commit[:12]}
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(here), *words]

@@ -1,0 +1,29 @@
+"""Where numbers come from: the code's commit, from a checkout and from an archive of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stfseb import __version__
+
+
+def test_an_archive_knows_its_commit(tmp_path):
+    top = Path(__file__).resolve().parents[2]
+    if not (top / ".git").exists():
+        pytest.skip("not a checkout")
+    wanted = subprocess.run(["git", "-C", top, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    packed = subprocess.run(["git", "-C", top, "archive", "HEAD", "src"], capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", tmp_path], input=packed, check=True)
+    subprocess.run(["git", "-C", tmp_path, "init", "-q"], check=True)  # another repository around it does not mislead
+    asked = "from stfseb.experiments.machine import code_version; print(code_version())"
+    found = subprocess.run(
+        [sys.executable, "-c", asked],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str({"version": __version__, "commit": wanted.stdout.strip(), "modified": None})
