@@ -78,9 +78,9 @@ def commands_of(plan: Plan, found: Found, tasks: Sequence[str] = ()) -> str:
     together: dict[tuple[int, ...], list[str]] = {}
     for task in tasks or plan.tasks:
         seeds = [tuple(int(r.get("seed", 0)) for r in found.of(plan, task, v)) for v in plan.variants]
-        usual = Counter(s for s in seeds if s).most_common(1)  # a preset may have more seeds than an ablation beside it
-        if usual:
-            together.setdefault(usual[0][0], []).append(task)
+        counts = Counter(s for s in seeds if s)  # a preset may have more seeds than the ablations beside it
+        if counts:
+            together.setdefault(max(counts, key=lambda s: (counts[s], len(s))), []).append(task)
     return " and ".join(f"`{_command(plan, names, seeds)}`" for seeds, names in together.items())
 
 

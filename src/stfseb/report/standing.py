@@ -132,7 +132,7 @@ def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity)
     ahead = sign * (round(ours.value, quantity.digits) - round(value, quantity.digits))
     difference = difference_cell(plan, found, task, rival, quantity)
     if difference.value is None:  # fewer than two common seeds: no interval
-        said = "one seed" if difference.text == "one seed" else "no common seeds"
+        said = "one seed" if ours.seeds == theirs.seeds else "of the means"
         difference = Cell(signed(ours.value - value, quantity.digits), ours.value - value, below=(said,))
     methods = (own.label, *(v.label for v, _, _ in there))
     return _Race(replace(ours, paper=None), rival, theirs, methods, ahead, difference)
