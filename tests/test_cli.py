@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from stfseb.data.embedded import read
@@ -185,3 +186,18 @@ def test_help_is_quick_and_imports_no_torch():
     assert took < 3.0  # a tenth of that on an idle machine; importing torch alone takes longer than this allows
     code = "import sys, stfseb.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_full_card_is_one_line(monkeypatch, capsys):
+    from stfseb import cli
+
+    def full():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.61 GiB. GPU 0 has 905.25 MiB free.")
+
+    monkeypatch.setattr(cli, "app", full)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    line = capsys.readouterr().err
+    assert line.startswith("stfseb: error: CUDA out of memory: free the card")
+    assert line.count("\n") == 1

@@ -362,6 +362,13 @@ def main() -> None:
         code = getattr(error, "exit_code", 2)
         print(f"stfseb: {'error: ' if code == 2 else ''}{error}", file=sys.stderr)
         sys.exit(code)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, without importing it
+            raise
+        what = str(error).partition(". ")[0]
+        remedy = "free the card of other programs, or lower --width or --processes; what is finished is kept"
+        print(f"stfseb: error: {what}: {remedy}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":
