@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from stfseb.data.tasks import load_task
-from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, corruption_parts, tasks_of
-from stfseb.experiments.paper.quantities import auroc_keys, quantities
+from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble_with_aurocs, tasks_of
 
 DOFS = (2.1, 3.0, 5.0, 10.0, 20.0, math.inf)
 NUMBERS = (32, 64, 128)
@@ -51,18 +49,9 @@ def plan(what: str, asked: Asked) -> Plan:
     """Return the plan of an ablation; the method is ST-FS-EB whatever methods were asked for."""
     if what == "context-source":
         asked = replace(asked, context=None)  # each column chooses its own
-    tasks = tasks_of(asked)
-    loaded = {name: load_task(name) for name in tasks}
     keys = ("acc", "ece", "nll") if what == "context-source" else ("acc", "nll")
-    return assemble(
-        what,
-        TITLES[what],
-        asked,
-        tasks,
-        dict.fromkeys(tasks, variants(what)),
-        {name: quantities(*keys, *auroc_keys(task)) for name, task in loaded.items()},
-        {name: corruption_parts(task) for name, task in loaded.items()},
-        notes=_NOTES[what],
+    return assemble_with_aurocs(
+        what, TITLES[what], asked, tasks_of(asked), lambda _: variants(what), keys, notes=_NOTES[what]
     )
 
 

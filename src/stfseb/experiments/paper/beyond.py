@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from stfseb.data.tasks import load_task
-from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, corruption_parts, tasks_of
-from stfseb.experiments.paper.quantities import auroc_keys, quantities
+from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble_with_aurocs, tasks_of
 
 if TYPE_CHECKING:
     from stfseb.data.tasks import Task
@@ -43,15 +41,4 @@ def variants(task: Task) -> list[Variant]:
 
 def plan(what: str, asked: Asked) -> Plan:
     """Return the plan of all additions."""
-    tasks = tasks_of(asked, TASKS)
-    loaded = {name: load_task(name) for name in tasks}
-    return assemble(
-        what,
-        "Beyond the paper",
-        asked,
-        tasks,
-        {name: variants(task) for name, task in loaded.items()},
-        {name: quantities("acc", "ece", "nll", *auroc_keys(task)) for name, task in loaded.items()},
-        {name: corruption_parts(task) for name, task in loaded.items()},
-        variants_down=True,
-    )
+    return assemble_with_aurocs(what, "Beyond the paper", asked, tasks_of(asked, TASKS), variants, variants_down=True)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError, unknown
 from stfseb.experiments.jobs import Job, make_job
+from stfseb.experiments.paper.quantities import auroc_keys, quantities
 from stfseb.methods.registry import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stfseb.data.tasks import Task
     from stfseb.experiments.paper.quantities import Quantity
@@ -129,6 +130,24 @@ def assemble(
     jobs = {(task, v.key): cell(task, v, asked) for task in tasks for v in variants[task]}
     return Plan(
         what, title, asked.seeds, tuple(tasks), tuple(everything.values()), jobs, dict(quantities), dict(parts), **more
+    )
+
+
+def assemble_with_aurocs(
+    what: str,
+    title: str,
+    asked: Asked,
+    tasks: Sequence[str],
+    variants: Callable[[Task], Sequence[Variant]],
+    keys: Sequence[str] = ("acc", "ece", "nll"),
+    **more: Any,
+) -> Plan:
+    """Return the plan whose rows are these metrics and the AUROC against every set of the task, corrupted ones too."""
+    loaded = {name: load_task(name) for name in tasks}
+    rows = {name: quantities(*keys, *auroc_keys(task)) for name, task in loaded.items()}
+    parts = {name: corruption_parts(task) for name, task in loaded.items()}
+    return assemble(
+        what, title, asked, tasks, {name: variants(task) for name, task in loaded.items()}, rows, parts, **more
     )
 
 

@@ -6,9 +6,7 @@ extractor is, and whether the context rows of a sample share a dropout mask.
 
 from __future__ import annotations
 
-from stfseb.data.tasks import load_task
-from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, corruption_parts, tasks_of
-from stfseb.experiments.paper.quantities import auroc_keys, quantities
+from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble_with_aurocs, tasks_of
 
 TASKS = ("cifar10", "fmnist")
 _SCALES = {"batch": "per minibatch", "epoch": "per epoch"}
@@ -32,16 +30,12 @@ def variants() -> list[Variant]:
 
 def plan(what: str, asked: Asked) -> Plan:
     """Return the plan of all readings on CIFAR-10 and Fashion-MNIST."""
-    tasks = tasks_of(asked, TASKS)
-    loaded = {name: load_task(name) for name in tasks}
-    return assemble(
+    return assemble_with_aurocs(
         what,
         "Readings of the paper: function term, extractor, context masks",
         asked,
-        tasks,
-        dict.fromkeys(tasks, variants()),
-        {name: quantities("acc", "ece", "nll", *auroc_keys(task)) for name, task in loaded.items()},
-        {name: corruption_parts(task) for name, task in loaded.items()},
+        tasks_of(asked, TASKS),
+        lambda _: variants(),
         variants_down=True,
         notes=("All at the preset's dof, sigma and tau, which were chosen under the first reading.",),
     )
