@@ -77,7 +77,7 @@ def name_points(ax: Axes, points: Sequence[Named]) -> list[Annotation]:
         assert best is not None
         _, box, away = best
         name.set_position(((box[0] - x) / scale, (box[1] - y) / scale))  # points: right at any resolution
-        taken.append(box)
+        taken.append((box[0] - 2 * _GAP, box[1], box[2] + 2 * _GAP, box[3]))  # names side by side need a space
         if away > 0.9 * height:
             end = _nearest(box, x, y)
             lines.append(((x, y), end))
