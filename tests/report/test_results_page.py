@@ -264,3 +264,25 @@ def test_the_script_writes_everything_once_and_sees_what_is_stale(results, page,
 
 def test_a_folder_without_runs_has_empty_blocks(tmp_path):
     assert set(results_page(tmp_path).blocks.values()) == {""}
+
+
+def test_ablations_with_fewer_epochs_than_the_main_runs_are_shown_and_say_so(tmp_path):
+    jobs = jobs_of("table1", "mnist", seeds=(0,)) | jobs_of("dof", "mnist", seeds=(0,), training={"epochs": 30})
+    jobs |= jobs_of("efficiency", "mnist", seeds=(0,))
+    write_runs(tmp_path / "r", jobs.values())
+    found = results_page(tmp_path / "r").blocks
+    assert "--seeds 1 --epochs 30`" in found["dof"]
+    assert "Trained with epochs 30" in found["dof"]
+    assert "—" not in rows(found["dof"])[0].values()
+    assert found["efficiency"].count("## ") == 1
+    assert not found["context-number"]  # the preset at 30 epochs is no such table
+    assert found["table1"].count("## ") == 1
+
+
+def test_times_are_found_where_the_main_runs_were_shortened(tmp_path):
+    jobs = jobs_of("table1", "mnist", seeds=(0,), training={"epochs": 30}) | jobs_of("efficiency", "mnist", seeds=(0,))
+    write_runs(tmp_path / "r", jobs.values())
+    found = results_page(tmp_path / "r").blocks
+    assert "`stfseb paper efficiency --tasks mnist`" in found["efficiency"]
+    assert "--epochs 30`" in found["table1"]
+    assert "--epochs 30`" in found["headline"]

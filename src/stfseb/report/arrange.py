@@ -50,6 +50,7 @@ def _arranged(task: str, records: Sequence[Record]) -> Arranged:
     contexts = [r["job"].get("context") for r in regular]
     context = None if None in contexts else _most(contexts)
     ways = [r["job"]["training"] for r in regular if r["job"].get("context") == context]
+    ways.sort(key=lambda way: -int(way.get("epochs", 0)))  # of as many runs the longer: a few epochs measure times
     training: dict[str, Any] = known.training if known is not None and known.training in ways else _most(ways)
     newest = max(jobs, key=lambda r: float(r.get("started") or 0))["job"].get("definition")
     base = {"settings": usual, "training": training, "context": context, "definition": newest}

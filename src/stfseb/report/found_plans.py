@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from stfseb.data.tasks import task_names
+from stfseb.data.tasks import load_task, task_names
 from stfseb.experiments.paper.plan import KINDS, METHODS, Asked, make_plan
 from stfseb.experiments.paper.retuning import retuned_plan
 
@@ -29,17 +29,18 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
     by_id = {str(r.get("id")): r for r in records if r.get("job")}
     # Tables beside the main ones are shown when they have runs of their own, not for the presets' runs alone.
     presets = {str(r.get("id")) for entry in tasks.values() for r in entry.main if r["method"] in METHODS}
+    at_presets = presets | {str(r["id"]) for t in tasks.values() for r in t.others if r.get("job") and _preset(r, t)}
     known = [t for t in task_names() if t in tasks and any(r.get("job") for r in tasks[t].main)]
     plans = []
     for what in TABLES:
         wanted = [p for p in asked if p.what == what]
         extra = [t for p in wanted for t in p.tasks if t not in known and t in task_names()]
         found: list[Plan] = []
-        for training, context, group in _alike(known, tasks):
+        for training, context, group in [*_alike(known, tasks), *_other_ways(what, known, tasks)]:
             there = [*group, *extra]
             extra = []
             plan = _plan(what, there, by_id.values(), by_id, training, context, wanted)
-            own = set(by_id) - presets
+            own = set(by_id) - (presets if what == "efficiency" else at_presets)
             if what in _MEASURED:
                 own = {name for name, r in by_id.items() if _MEASURED[what] in (r.get("parts") or {})}
             if plan is not None and what not in _ALWAYS:  # tasks, seeds and methods of its own runs, not of all
@@ -65,6 +66,34 @@ def _alike(
         key = json.dumps([entry.training, entry.context], sort_keys=True, default=str)
         found.setdefault(key, (entry.training, entry.context, []))[2].append(task)
     return list(found.values())
+
+
+def _other_ways(
+    what: str, known: Sequence[str], tasks: Mapping[str, Arranged]
+) -> list[tuple[dict[str, object], str | None, list[str]]]:
+    """Return other ways of training for which a table may have runs: ablations are often given fewer epochs."""
+    if what in _ALWAYS or what in _MEASURED:
+        return []
+    if what == "efficiency":  # has epochs of its own
+        return [({}, context, group) for training, context, group in _alike(known, tasks) if training]
+    found: dict[str, tuple[dict[str, object], str | None, list[str]]] = {}
+    for task in known:
+        entry, usual = tasks[task], load_task(task).training
+        for record in entry.others:
+            if not record.get("job") or _preset(record, entry):
+                continue
+            way = {k: v for k, v in record["job"]["training"].items() if usual.get(k) != v}
+            key = json.dumps([way, entry.context], sort_keys=True, default=str)
+            if way != entry.training and task not in found.setdefault(key, (way, entry.context, []))[2]:
+                found[key][2].append(task)
+    return list(found.values())
+
+
+def _preset(record: Record, entry: Arranged) -> bool:
+    """Tell whether a run has the settings and the context of the main runs, however it was trained."""
+    job = record["job"]
+    same = any(r["job"]["settings"] == job["settings"] for r in entry.main if r["method"] == record["method"])
+    return same and job.get("context") == entry.context
 
 
 def _plan(
