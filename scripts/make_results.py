@@ -17,7 +17,7 @@ from PIL import Image
 
 from stfseb.errors import StfsebError
 from stfseb.files import write_bytes, write_text
-from stfseb.report.results_page import ResultsPage, filled, results_page
+from stfseb.report.results_page import ResultsPage, filled, results_page, rounded
 from stfseb.report.style import rendered
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +27,8 @@ def texts(made: ResultsPage, page: Path) -> dict[Path, str]:
     """Return the files that are text, with what they should hold."""
     found = {page: filled(page.read_text("utf-8"), made.blocks, page.name)}
     for name, grid in made.tables.items():
-        found[page.parent / "tables" / f"{name}.json"] = json.dumps(grid.to_json(), indent=1, allow_nan=False) + "\n"
+        data = json.dumps(rounded(grid.to_json()), indent=1, ensure_ascii=False, allow_nan=False)
+        found[page.parent / "tables" / f"{name}.json"] = data + "\n"
     return found
 
 

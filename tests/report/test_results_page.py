@@ -16,7 +16,7 @@ from stfseb.errors import StfsebError
 from stfseb.experiments.paper.plan import make_plan
 from stfseb.report.paper import Found
 from stfseb.report.paper_numbers import Printed
-from stfseb.report.results_page import BLOCKS, filled, results_page
+from stfseb.report.results_page import BLOCKS, filled, fingerprint, results_page
 from stfseb.report.standing import held_grid, race_grids
 
 ROOT = Path(__file__).parents[2]
@@ -260,6 +260,11 @@ def test_the_script_writes_everything_once_and_sees_what_is_stale(results, page,
     assert {p.name for p in make.stale(page, path)} == {"headline.png", "of-old.json", "results.md"}
     make.write(page, path)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_the_last_digits_do_not_count():
+    assert fingerprint([{"a": (0.1 + 0.2, 1)}]) == fingerprint([{"a": [0.3, 1]}])
+    assert fingerprint([0.3]) != fingerprint([0.30001])
 
 
 def test_a_folder_without_runs_has_empty_blocks(tmp_path):

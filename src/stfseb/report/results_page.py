@@ -174,9 +174,18 @@ def _angles(record: Record) -> Any:
     return ((record.get("parts") or {}).get("rotation") or {}).get("sets")
 
 
+def rounded(data: Any) -> Any:
+    """Return plain data with ten digits a number: the last ones may differ from one Python to the next."""
+    if isinstance(data, float):
+        return float(f"{data:.10g}")
+    if isinstance(data, dict):
+        return {key: rounded(value) for key, value in data.items()}
+    return [rounded(value) for value in data] if isinstance(data, list | tuple) else data
+
+
 def fingerprint(data: Any) -> str:
     """Return what a picture carries to say what was drawn."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(rounded(data), sort_keys=True, separators=(",", ":"))
     return f"stfseb data {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
