@@ -145,9 +145,7 @@ def without_waiting(phases: list[Phase]) -> list[Phase]:
 
 def without(phases: list[Phase], method: str) -> list[Phase]:
     """Return the phases without a method's groups."""
-    return [
-        Phase(p.name, {n: g for n, g in p.groups.items() if n.split()[1] != method}, p.width, p.claims) for p in phases
-    ]
+    return [replace(p, groups={n: g for n, g in p.groups.items() if n.split()[1] != method}) for p in phases]
 
 
 START = """

@@ -55,9 +55,6 @@ EPOCH = {
     "small": {"stfseb": 0.218, "mcdropout": 0.174, "mfvi": 0.238, "fseb": 0.291, "gfsvi": 0.728, "map": 0.096},
     "deep": {"stfseb": 0.499, "mcdropout": 0.421, "mfvi": 0.845, "fseb": 1.025, "gfsvi": 5.0, "map": 0.202},
 }
-# Steps whose context comes from the minibatch are not captured. Small: eager float32 of `h200/training.json`; deep: of
-# the prototype, on the same card. The host is what they wait for, so images count and pixels do not.
-EAGER = {"small": 3.31, "deep": 4.97}
 # Seconds of compilation and capture, for each place on a card; of GFSVI's no time is recorded: the longest seen.
 SET_UP = {
     "small": {"stfseb": 17.0, "mcdropout": 6.5, "mfvi": 19.6, "fseb": 14.0, "gfsvi": 43.0, "map": 7.1},
@@ -94,11 +91,6 @@ class CostModel:
         rows = (BATCH + num_context) / (BATCH + CONTEXT) if method in ("stfseb", "fseb") else 1.0
         return known[method] * scale * rows
 
-    def eager_epoch(self, task: str) -> float:
-        """Return the seconds of an epoch of ST-FS-EB whose step is not captured."""
-        shape = _shape(task)
-        return EAGER[shape.network] * shape.images / _shape(MEASURED_ON[shape.network]).images
-
     def evaluation(self, task: str, method: str, parts: Iterable[str] = ()) -> float:
         """Return the seconds of predictions at the end of a run: test, unfamiliar, and turned or corrupted images."""
         shape = _shape(task)
@@ -113,8 +105,6 @@ class CostModel:
         number = int(job.settings.get("num_context", CONTEXT))
         epochs = min(self.epochs, float(job.training["epochs"]))
         predictions = self.evaluation(job.task, job.method, parts)
-        if job.context == "train" and job.settings.get("functional_scale") != 0:
-            return Run(epochs * self.eager_epoch(job.task) + predictions, 0.0, _kind(job), epochs)
         seconds = epochs * self.epoch(job.task, job.method, number) * self.overhead
         return Run(seconds + predictions, self.set_up(job.task, job.method), _kind(job), epochs)
 
@@ -173,8 +163,8 @@ def _batches(
         groups: dict[str, list[Run]] = {}
         for group, entries in groupby(planned(jobs, results), key=lambda entry: entry.group):
             groups[f"{group[0]} {group[-1]} #{len(groups)}"] = [model.run(entry.job, names) for entry in entries]
-        said = ", one run a card" if alone else f" ({', '.join(names)})" if names else ""
-        phases.append(Phase(title + said, groups, width=1 if alone else 3))
+        said = ", one run at a time" if alone else f" ({', '.join(names)})" if names else ""
+        phases.append(Phase(title + said, groups, width=1 if alone else 3, alone=alone))
     return phases
 
 

@@ -42,6 +42,7 @@ class Phase:
     groups: dict[str, list[Run]]  # runs that may be trained together
     width: int = 3
     claims: bool = False
+    alone: bool = False  # one run at a time, however many cards there are
 
     @property
     def seconds(self) -> float:
@@ -98,12 +99,12 @@ def chunk_size(waiting: int, cards: int, width: int) -> int:
 
 def _runs(phase: Phase, found: Simulated, again: float, start: float) -> None:
     queue = [(name, run) for name, runs in phase.groups.items() for run in runs]
-    free = [(found.makespan, card) for card in range(found.cards)]
+    free = [(found.makespan, card) for card in range(1 if phase.alone else found.cards)]
     seen: dict[int, set[str]] = {}  # kinds that a card's process has had
     taken, longest = 0, 0.0
     while taken < len(queue):
         now, card = heapq.heappop(free)
-        size = chunk_size(len(queue) - taken, found.cards, phase.width)
+        size = 1 if phase.alone else chunk_size(len(queue) - taken, found.cards, phase.width)
         chunk = [run for name, run in queue[taken : taken + size] if name == queue[taken][0]]
         taken += len(chunk)
         begun = 0.0 if card in seen else start
