@@ -30,13 +30,14 @@ SEARCH = ("search.json", "preset.yaml")
 def check_run(folder: Path) -> dict[str, Any]:
     """Return a run's record whose name is the hash of what it says it is, or say what is wrong with it."""
     record = read_json(folder / RECORD, "record")
-    if not record.get("job"):
-        raise StfsebError(f"{folder} is no run of 'stfseb paper' or a list of jobs: it cannot be traced")
-    name = Job(**record["job"]).name
-    if not name == record["id"] == folder.name:
-        raise StfsebError(
-            f"{folder} says that it is {record['id']}, and by its contents it is {name}: do not rename runs"
-        )
+    try:
+        name, called, _ = Job(**record["job"]).name, record["id"], record["task"]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise StfsebError(f"{folder} is no run of 'stfseb paper' or a list of jobs: it cannot be traced") from error
+    if not name == called == folder.name:
+        raise StfsebError(f"{folder} says that it is {called}, and by its contents it is {name}: do not rename runs")
+    for part in files_of(folder):
+        read_json(folder / part, part)  # a damaged file is refused before anything is copied
     return dict(record)
 
 
@@ -52,7 +53,7 @@ def conflicts(source: Path, target: Path, names: list[str]) -> list[str]:
     return [name for name in both if (source / name).read_bytes() != (target / name).read_bytes()]
 
 
-def copy(source: Path, target: Path, names: list[str]) -> bool:
+def copy(source: Path, target: Path, names: list[str], into: Path) -> bool:
     """Copy files into a folder that appears whole, or add what an existing one lacks; return whether it was new."""
     if target.exists():
         for name in names:
@@ -60,7 +61,8 @@ def copy(source: Path, target: Path, names: list[str]) -> bool:
                 write_bytes(target / name, (source / name).read_bytes())
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".adding-", dir=target.parent) as beside:
+    # Not below runs/ or searches/: what a killed command leaves there would be read as a run of its own.
+    with tempfile.TemporaryDirectory(prefix=".adding-", dir=into) as beside:
         part = Path(beside) / target.name
         part.mkdir()
         for name in names:
@@ -80,7 +82,11 @@ def thin_galleries(runs: Path) -> int:
     """Keep the gallery of the lowest seed that has one in each cell: runs that differ in nothing but the seed."""
     cells: dict[str, list[tuple[int, Path]]] = {}
     for path in sorted(runs.rglob(IMAGES)):
-        job = read_json(path.with_name(RECORD), "record")["job"]
+        if not path.with_name(RECORD).exists():  # a run under way, or broken off: its record is written after them
+            continue
+        job = read_json(path.with_name(RECORD), "record").get("job")
+        if not job:
+            continue
         key = json.dumps({k: v for k, v in job.items() if k != "seed"}, sort_keys=True)
         cells.setdefault(key, []).append((job["seed"], path))
     spare = [path for found in cells.values() for _, path in sorted(found)[1:]]
@@ -106,7 +112,8 @@ def add(source: Path, into: Path, keep: bool = False) -> str:
             planned.setdefault(target, []).append((folder, names))
     for folder in searches:
         target = into / "searches" / folder.name
-        if target.exists() and not grown(folder, target):
+        others = [*([target] if target.exists() else []), *(other for other, _ in planned.get(target, ()))]
+        if not all(grown(folder, other) for other in others):
             differing.append(folder)
         else:
             planned[target] = [(folder, [name for name in SEARCH if (folder / name).is_file()])]
@@ -115,7 +122,7 @@ def add(source: Path, into: Path, keep: bool = False) -> str:
             f"{len(differing)} runs or searches are in {into}, or twice in {source}, with other contents (the first: "
             f"{differing[0]}): nothing was copied; remove one of the two, or keep what is there with --keep"
         )
-    new = sum(copy(folder, target, names) for target, found in planned.items() for folder, names in found)
+    new = sum(copy(folder, target, names, into) for target, found in planned.items() for folder, names in found)
     thin_galleries(into / "runs")
     left = f", {len(differing)} that differ were left out" if differing else ""
     return f"{new} of {len(planned)} runs and searches are new in {into}{left}. Now: make results"

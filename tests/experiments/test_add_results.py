@@ -126,6 +126,62 @@ def test_a_search_may_grow_and_may_not_lose_trials(adding, tmp_path):
         adding.add(tmp_path / "four", here)
 
 
+def test_two_searches_of_one_name_below_the_source(adding, tmp_path):
+    def search(folder, nlls):
+        trials = [{"index": i, "nll": nll} for i, nll in enumerate(nlls)]
+        plan = {"method": "map", "task": "mini"}
+        found = {"study": "s", "asked": len(trials), "plan": plan, "choices": {}, "trials": trials}
+        write_search(tmp_path / folder / "searches" / "s", found)
+
+    search("from/piece1", [0.1, 0.2])
+    search("from/piece2", [0.1, 0.2, 0.3])
+    adding.add(tmp_path / "from", tmp_path / "here")
+    assert len(json.loads((tmp_path / "here" / "searches" / "s" / "search.json").read_text())["trials"]) == 3
+    search("from/piece3", [0.1, 0.7])
+    with pytest.raises(StfsebError, match="nothing was copied"):
+        adding.add(tmp_path / "from", tmp_path / "other")
+
+
+def test_half_written_runs_are_left_alone_and_damaged_ones_refused(adding, tmp_path):
+    away, here = tmp_path / "away", tmp_path / "here"
+    under_way = write_run(away, 0)
+    (under_way / "record.json").unlink()  # galleries and parts come before the record
+    unfinished = write_run(here, 0)
+    (unfinished / "record.json").unlink()
+    write_run(away, 1)
+    assert adding.add(away, here).startswith("1 of 1")
+    assert (unfinished / "images.json").exists()
+    broken = write_run(away, 2)
+    (broken / "rotation.json").write_text('{"sets": ')
+    with pytest.raises(StfsebError, match="cannot be read"):
+        adding.add(away, here)
+    assert not (here / "runs" / "mini" / broken.name).exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"job": null}', '{"job": {"task": "mini"}, "id": "x"}'])
+def test_what_is_no_record_of_a_job_is_refused_in_one_line(adding, tmp_path, content):
+    folder = tmp_path / "away" / "some"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(content)
+    with pytest.raises(StfsebError, match="it cannot be traced"):
+        adding.add(tmp_path / "away", tmp_path / "here")
+
+
+def test_a_copy_that_is_killed_leaves_nothing_that_is_read_as_a_run(adding, tmp_path, monkeypatch):
+    write_run(tmp_path / "away", 0)
+    seen = []
+    rename = Path.rename
+
+    def look(path, target):
+        seen.extend(files(tmp_path / "here" / "runs"))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", look)
+    adding.add(tmp_path / "away", tmp_path / "here")
+    assert seen == []
+    assert len(list((tmp_path / "here" / "runs").rglob("record.json"))) == 1
+
+
 def test_as_a_command(adding, tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "a", 0)
     monkeypatch.setattr(sys, "argv", ["add_results", str(tmp_path / "a"), "--into", str(tmp_path / "here")])

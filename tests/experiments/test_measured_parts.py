@@ -181,3 +181,25 @@ def test_tails_are_scipys_fit(method, data):
     together = np.concatenate([v / np.sqrt((v**2).mean()) for v in values])
     dof, _, _ = stats.t.fit(together, floc=0.0)
     assert found["sets"]["weights"]["inverse_dof"] == pytest.approx(1 / dof, abs=0.01)
+
+
+class Constant(torch.nn.Module):
+    """What a collapsed network is: the same outputs for every image."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = torch.nn.Parameter(torch.tensor(outputs))
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.outputs + 0 * self.dropout(x.flatten(1))[:, :1]
+
+
+def test_outputs_without_any_information_keep_their_temperature(familiar):
+    found = shifts.measure_part("temperature", stfseb.MCDropout(Constant([0.0] * 10)), familiar, samples=2)
+    assert found["temperature"] == 1.0  # the same NLL at every one
+    assert found["validation_nll_before"] == found["validation_nll_after"] == pytest.approx(np.log(10))
+    assert found["metrics"]["auroc/mnist"] == 0.5
+    sure = shifts.measure_part("temperature", stfseb.MCDropout(Constant([9.0] + [0.0] * 9)), familiar, samples=2)
+    assert sure["temperature"] > 10
+    assert sure["validation_nll_after"] < sure["validation_nll_before"]

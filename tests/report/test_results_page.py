@@ -20,6 +20,7 @@ from stfseb.report.results_page import BLOCKS, filled, fingerprint, results_page
 from stfseb.report.standing import held_grid, race_grids
 
 ROOT = Path(__file__).parents[2]
+SEARCH = "fmnist-stfseb-extended-f0e5fb50"
 ALL_PARTS = ("rotation", "corruption", "samples", "temperature")
 
 
@@ -57,7 +58,8 @@ def results(tmp_path_factory):
     jobs |= jobs_of("dof", "mnist", seeds=(0, 1)) | jobs_of("efficiency", "mnist", seeds=(0,))
     jobs |= jobs_of("readings", "cifar10", seeds=(0,)) | jobs_of("beyond", "cifar10", seeds=(0, 1))
     write_runs(folder, jobs.values())
-    (folder / "searches").symlink_to(ROOT / "results" / "searches")
+    (folder / "searches").mkdir()
+    (folder / "searches" / SEARCH).symlink_to(ROOT / "results" / "searches" / SEARCH)
     return folder
 
 
@@ -137,9 +139,21 @@ def test_pictures_are_of_the_records(page):
 
 def test_searches_say_what_each_rule_chose_and_what_is_the_preset(page):
     found = rows(page.blocks["searches"])
-    assert [(r["Rule"], r["Chosen"]) for r in found[:2]] == [("the paper's", "trial 13"), ("ours", "trial 2")]
-    assert {r["Preset"] for r in found} <= {"yes", "no"}
+    assert [(r["Rule"], r["Chosen"]) for r in found] == [("the paper's", "trial 13"), ("ours", "trial 2")]
+    assert {r["Preset"] for r in found} == {"no"}
+    assert "different" not in page.blocks["searches"]
     assert "stfseb search fmnist --method stfseb --trials 40 --space extended --epochs 30" in page.blocks["searches"]
+
+
+def test_draws_that_came_before_are_no_settings_of_their_own(tmp_path):
+    found = json.loads((ROOT / "results" / "searches" / SEARCH / "search.json").read_text())
+    for trial in found["trials"][30:]:
+        trial["params"] = found["trials"][0]["params"]
+    (tmp_path / "searches" / SEARCH).mkdir(parents=True)
+    (tmp_path / "searches" / SEARCH / "search.json").write_text(json.dumps(found))
+    block = results_page(tmp_path).blocks["searches"]
+    assert rows(block)[0]["Trials"].startswith("40<br><small>30 different</small>")
+    assert "40 trials (39 complete, 1 pruned, 30 different settings)" in block
 
 
 def test_additions_are_set_against_the_preset_seed_by_seed(page, results):
@@ -214,6 +228,29 @@ def test_rows_are_won_by_printed_means_and_lost_by_a_paired_difference():
     best, *_ = race_grids(*shaped(ask, values | {"map": ours + 1e-6}))
     cells = best.cells[[stub[1] for stub in best.rows].index("Accuracy ↑")]
     assert cells[1].below[0] == "level"  # the printed means are equal
+
+
+def test_level_rows_are_not_counted_as_won():
+    """The printed means are equal, and seed by seed the other method is ahead all the same."""
+    ask = asked("mnist", methods=("stfseb", "map"), seeds=(0, 1, 2))
+    ours = np.array([0.99000, 0.99101, 0.99252])
+    best, *_ = race_grids(*shaped(ask, {"stfseb": ours, "map": ours + np.array([1e-6, 1.1e-6, 1e-6])}))
+    place = [stub[1] for stub in best.rows].index("Accuracy ↑")
+    assert best.cells[place][2].rank == 2
+    others = [row[2].rank == 1 for i, row in enumerate(best.cells) if i != place]
+    assert f"in {sum(others)} of them the 95 % interval leaves out zero, in its favour" in best.notes[0]
+
+
+def test_both_sides_of_a_race_say_their_seeds_where_these_differ(tmp_path):
+    jobs = jobs_of("table1", "mnist", seeds=range(4), methods=("map",))
+    jobs |= jobs_of("table1", "mnist", seeds=(0, 1, 2), methods=("stfseb",))
+    write_runs(tmp_path / "r", jobs.values())
+    tables = re.split(r"^(?=## )", results_page(tmp_path / "r").blocks["best"], flags=re.MULTILINE)
+    found = [row for table in tables if table for row in rows(table)]
+    assert len(found) == 6
+    for row in found:
+        assert "<small>3 seeds</small>" in row["ST-FS-EB"]
+        assert "<small>4 seeds</small>" in next(row[column] for column in ("Next", "The best there") if column in row)
 
 
 def test_one_seed_has_a_difference_and_no_interval():

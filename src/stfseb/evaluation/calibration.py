@@ -135,13 +135,16 @@ def _nll(method: Method, outputs: Tensor, y: Tensor, temperature: float) -> floa
 
 
 def best_temperature(method: Method, outputs: Tensor, y: Tensor) -> float:
-    """Return the temperature of the lowest NLL for raw outputs (S, N, L), on whichever device they are."""
+    """Return the temperature of the lowest NLL for raw outputs (S, N, L), on whichever device they are.
+
+    It is 1 where no other is better: outputs that are all equal have the same NLL at every temperature.
+    """
     from scipy.optimize import minimize_scalar
 
     found = minimize_scalar(
         lambda log: _nll(method, outputs, y, math.exp(log)), bounds=(-_LOG_RANGE, _LOG_RANGE), method="bounded"
     )
-    return float(math.exp(found.x))
+    return float(math.exp(found.x)) if found.fun < _nll(method, outputs, y, 1.0) else 1.0
 
 
 def _isotonic_maps(method: Method, outputs: Tensor, y: Tensor) -> list[dict[str, list[float]]]:

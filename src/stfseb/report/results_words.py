@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,9 @@ def _task(found: Mapping[str, Any]) -> str:
 
 
 def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, ...]:
-    count = Cell(str(len(found["trials"])), below=(str(found["plan"]["space"]),))
+    different, space = _different(found), str(found["plan"]["space"])
+    repeated = (f"{different} different",) if different < len(found["trials"]) else ()
+    count = Cell(str(len(found["trials"])), below=(*repeated, space))
     trial = next((t for t in found["trials"] if t["index"] == choice["trial"]), None)
     if trial is None:
         return (count, Cell("—", below=(str(choice["why"]),)), *[Cell("—")] * 6)
@@ -183,7 +186,13 @@ def _trials(found: Mapping[str, Any]) -> str:
     counts = {name: n for name, n in found["counts"].items() if n and name != "repeats"}
     done, asked = len(found["trials"]), found["asked"]
     ends = ", ".join(f"{n} {name}" for name, n in counts.items())
-    return f"{done if done == asked else f'{done} of {asked}'} trials ({ends})"
+    different = _different(found)
+    drawn = f", {different} different settings" if different < done else ""  # a draw that came before is not trained
+    return f"{done if done == asked else f'{done} of {asked}'} trials ({ends}{drawn})"
+
+
+def _different(found: Mapping[str, Any]) -> int:
+    return len({json.dumps(trial["params"], sort_keys=True) for trial in found["trials"]})
 
 
 def search_command(found: Mapping[str, Any]) -> str:

@@ -71,8 +71,8 @@ class _Race:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval of the paired difference leaves out zero."""
-        return self.difference.rank > 0
+        """Whether the interval of the paired difference leaves out zero, on the side on which the means are."""
+        return self.difference.rank == (1 if self.ahead >= 0 else 2)
 
 
 def race_grids(plans: Sequence[Plan], found: Found, name: str = "best", where: str = "") -> list[Grid]:
@@ -89,7 +89,7 @@ def race_grids(plans: Sequence[Plan], found: Found, name: str = "best", where: s
         sure[0 if first else 1] += race.sure
         stub = (task_label(task), quantity.heading)
         theirs = ("level", race.theirs.text) if race.ahead == 0 else (race.theirs.text,)
-        other = Cell(race.rival.label, below=theirs, runs=race.theirs.runs)
+        other = Cell(race.rival.label, below=theirs, runs=race.theirs.runs, seeds=race.theirs.seeds)
         cells = (replace(race.ours, below=(), rank=0), other, race.difference, _in_deviations(race))
         (best if first else behind).append((stub, cells))
         absent = ", ".join(v.label for v in plan.variants if v.label not in race.methods)
@@ -104,8 +104,8 @@ def race_grids(plans: Sequence[Plan], found: Found, name: str = "best", where: s
         ),
         *(f"{task}: {absent} not there to compare with ({', '.join(m)})." for (task, absent), m in fewer.items()),
     )
-    first_note = f"{len(best)} of {total} rows; in {sure[0]} of them the 95 % interval leaves out zero."
-    other_note = f"{len(behind)} of {total} rows; in {sure[1]} of them the 95 % interval leaves out zero."
+    first_note = f"{len(best)} of {total} rows; in {sure[0]} of them the 95 % interval leaves out zero, in its favour."
+    other_note = f"{len(behind)} of {total} rows; in {sure[1]} of them the 95 % interval leaves out zero, against it."
     columns = ("ST-FS-EB", "{}", "Ours minus it", "In sd")
     found_rows = (
         (name, "Rows where ST-FS-EB is best of all methods, or level with the best", "Next", best, first_note),
