@@ -14,12 +14,15 @@ only where a layer has as many inputs as outputs, at most 64, is the grouped for
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+log = logging.getLogger("stfseb")
 
 _WIDTHS = (16, 32, 64, 128)  # what the kernels' tiles are made for
 
@@ -38,8 +41,9 @@ def indexable(x: Tensor, outputs: int) -> bool:
 def stacked_conv(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     """Return (S, N, H, W, O) from x (S or 1, N, H, W, C) and weights (S, height * width, C, O)."""
     if x.device.type == "cuda" and indexable(x, weight.shape[3]):
-        out: Tensor = _on_card().conv(x.contiguous(), weight.contiguous(), height, width)
-        return out
+        out = by_kernel("conv", x.contiguous(), weight.contiguous(), height, width)
+        if out is not None:
+            return out
     kernels = weight.unflatten(1, (height, width)).permute(0, 4, 3, 1, 2)
     rows = x.expand(len(weight), *x.shape[1:]).permute(0, 1, 4, 2, 3)
     each = [F.conv2d(r, k, padding=(height // 2, width // 2)) for r, k in zip(rows, kernels, strict=True)]
@@ -50,8 +54,9 @@ def stacked_conv(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
 def stacked_conv_weights(x: Tensor, outer: Tensor, height: int, width: int) -> Tensor:
     """Return the gradient (S, height * width, C, O), float32 or wider, by the weights, given that by the outputs."""
     if x.device.type == "cuda" and indexable(x, outer.shape[4]):
-        sums: Tensor = _on_card().weights(x.contiguous(), outer.contiguous(), height, width)
-        return sums
+        sums = by_kernel("weights", x.contiguous(), outer.contiguous(), height, width)
+        if sums is not None:
+            return sums
     _, _, h, w, _ = outer.shape
     padded = F.pad(x, (0, 0, width // 2, width // 2, height // 2, height // 2))
     padded = padded.expand(len(outer), *padded.shape[1:])
@@ -95,6 +100,33 @@ def _backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, Tensor | None, No
 
 
 stacked_conv.register_autograd(_backward, setup_context=_keep)
+
+
+_refused: set[tuple[Any, ...]] = set()
+_CANNOT = (
+    "OutOfResources",
+    "ImportError",
+    "ModuleNotFoundError",
+)  # by name: Triton may not be there
+
+
+def by_kernel(name: str, x: Tensor, other: Tensor, height: int, width: int) -> Tensor | None:
+    """Return what a kernel makes of its inputs, None where this card cannot run it, which the log says once.
+
+    A card with less shared memory than the tiles need refuses at the first launch, before anything is captured.
+    """
+    key = name, x.device, x.dtype, x.shape[4], other.shape[-1], height, width
+    if key in _refused:
+        return None
+    try:
+        found: Tensor = getattr(_on_card(), name)(x, other, height, width)
+    except Exception as error:
+        if type(error).__name__ not in _CANNOT:
+            raise
+        _refused.add(key)
+        log.warning("a faster kernel cannot run here (%s): one convolution a sample instead", type(error).__name__)
+        return None
+    return found
 
 
 @cache
