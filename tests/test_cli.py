@@ -14,10 +14,10 @@ from PIL import Image
 from stfseb.data.embedded import read
 
 
-def stfseb(*words, cwd=None, **environment):
+def stfseb(*words, cwd=None, timeout=300, **environment):
     command = [sys.executable, "-m", "stfseb.cli", *map(str, words)]
     settings = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=settings, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=settings, timeout=timeout, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,26 @@ def test_a_comparison_goes_on_where_it_was(trained):
     nowhere = stfseb("compare", "mini", "--resume", job / "nothing")
     assert nowhere.returncode == 2
     assert "there is no such folder" in nowhere.stderr
+
+
+@pytest.mark.slow
+def test_all_six_methods_side_by_side_with_their_cost(tmp_path):
+    methods = ["stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map"]
+    words = ["compare", "mini", "--methods", ",".join(methods), "--epochs", 1, "--out", tmp_path, "--quiet"]
+    done = stfseb(*words, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    records = {r["method"]: r for r in (json.loads(p.read_text()) for p in tmp_path.glob("*/*/record.json"))}
+    assert sorted(records) == sorted(methods)
+    for record in records.values():
+        assert not record["collapsed"]
+        assert record["metrics"]["nll"] < 1.6  # a constant prediction has log 10 = 2.30
+        assert record["metrics"]["acc"] > 0.4
+        assert record["seconds_per_epoch"] > 0
+        assert record["peak_memory_mb"] > 50
+    (page,) = tmp_path.glob("*/report.html")
+    text = page.read_text("utf-8")
+    for said in ("An epoch", "Peak memory", "GFSVI (last layer, 60 kernel steps on 256 points)"):
+        assert said in text
 
 
 def test_report_is_made_anew(trained):

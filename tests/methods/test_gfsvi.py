@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
@@ -148,6 +149,24 @@ def test_divergence_equals_a_dense_reference(make, kernel):
     terms = method.objective(x, y, 40)
     torch.testing.assert_close(terms.function.detach(), expected * (4 / 40), rtol=1e-8, atol=0)
     assert float(terms.weights) == 0.0
+
+
+def test_128_context_points_in_single_precision():
+    """More points than a step has by default, some of them twice: J is float32, all that follows float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 3))
+    points = torch.rand(120, 1, 6, 6)
+    method = GFSVI(net, torch.cat([points, points[:8]]), num_context=128, samples=2, rel_sigma_init=1.0)
+    method.prior.set(2.0, 1.5)
+    draw = method.context.draw(points, 0)
+    found = method.divergence(draw)
+    found.backward()
+    assert all(torch.isfinite(p.grad).all() for p in method.parameters())
+    double = copy.deepcopy(net).double()
+    x = draw.images.double()
+    law = brute_force(double, x, {name: s.detach().double() for name, s in method.scales().items()})
+    expected = dense_divergence(*law, method.prior.covariance(x), method.settings.gamma)
+    assert float(found.detach()) == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("gamma", [1e-8, 1e-2])
