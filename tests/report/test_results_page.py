@@ -17,6 +17,7 @@ from stfseb.experiments.paper.plan import make_plan
 from stfseb.report.paper import Found
 from stfseb.report.paper_numbers import Printed
 from stfseb.report.results_page import BLOCKS, filled, fingerprint, results_page
+from stfseb.report.results_words import how_made
 from stfseb.report.standing import held_grid, race_grids
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,14 @@ def test_seeds_are_named_in_cells_where_neighbours_differ(tmp_path):
     assert "<small>3 seeds</small>" in first["MAP"]
     assert "<small>1 seed</small>" in first["ST-FS-EB"]
     assert "--methods stfseb,map" in results_page(tmp_path / "r").blocks["table1"]
+
+
+@pytest.mark.parametrize(
+    ("modified", "said"), [(False, "(0123456)"), (True, "(0123456, modified)"), (None, "(0123456, unpacked archive)")]
+)
+def test_code_that_may_have_been_changed_is_not_called_a_commit(modified, said):
+    record = {"task": "mnist", "code": {"version": "0.1.0", "commit": "0123456", "modified": modified}}
+    assert f"stfseb 0.1.0 {said}" in how_made([record], "`x`")
 
 
 def test_every_number_leads_to_its_runs(page, results):

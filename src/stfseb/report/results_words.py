@@ -70,7 +70,8 @@ def _numbers(found: Iterable[int]) -> str:
 
 def _code(code: Mapping[str, Any]) -> str:
     commit = code.get("commit")
-    changed = ", modified" if code.get("modified") else ""
+    # An archive cannot tell whether its files were changed after it was unpacked.
+    changed = {True: ", modified", None: ", unpacked archive"}.get(code.get("modified"), "")
     return f"{code.get('version', 'version not recorded')}{f' ({commit[:9]}{changed})' if commit else ''}"
 
 
