@@ -127,6 +127,35 @@ def test_twenty_kills(task, nursery, tmp_path):
     assert seen["at an epoch"] >= 3
 
 
+@pytest.mark.slow
+def test_one_training_of_twenty_seconds_killed_twenty_times(task, nursery, tmp_path):
+    words = ["train", task, "--method", "stfseb", "--device", "cpu", "--quiet", "--epochs"]
+    code, short = nursery.run(*words, 6, "--out", tmp_path / "short")
+    assert code == 0, nursery.log.read_text()
+    epochs = max(12, round(6 * 20 / short))  # about twenty seconds, evaluation included
+    code, whole = nursery.run(*words, epochs, "--out", tmp_path / "undisturbed")
+    assert code == 0, nursery.log.read_text()
+    (folder,) = (tmp_path / "undisturbed").iterdir()
+    expected = numbers(folder)
+    moments, out, steps = random.Random(7), tmp_path / "killed", []
+    often = ["--checkpoint-minutes", 0.1 / 60]
+    for _ in range(KILLS):
+        (run,) = out.iterdir() if out.exists() else (None,)
+        known = run is not None and (run / "run.json").exists()
+        again = ["train", "--resume", run, "--quiet", *often] if known else [*words, epochs, "--out", out, *often]
+        code, _ = nursery.run(*again, kill_after=moments.uniform(0.4, 0.09 * whole))
+        assert code == -9, nursery.log.read_text()
+        (run,) = out.iterdir()
+        state = check_files(run)
+        steps.append((0, 0) if state is None else (len(state["result"]["history"]), state["steps"]))
+    code, _ = nursery.run("train", "--resume", run, "--quiet")
+    assert code == 0, nursery.log.read_text()
+    assert numbers(run) == expected
+    assert steps == sorted(steps)  # nothing that was saved is lost
+    assert steps[-1][0] > steps[0][0]
+    print(f"undisturbed {whole:.1f} s of {epochs} epochs; after each kill there were (epochs, steps): {steps}")
+
+
 WRITER = """
 import os, sys
 from pathlib import Path
