@@ -333,18 +333,9 @@ def _check_alone_with_resume(given: typer.Context) -> None:
 
 
 def _device(name: str | None) -> str:
-    import torch
+    from stfseb.experiments.run import default_device, usable_device
 
-    from stfseb.experiments.run import default_device
-
-    chosen = name or default_device()
-    if chosen.partition(":")[0] not in ("cpu", "cuda", "mps"):
-        raise StfsebError(f"device '{chosen}' cannot be used: give cpu, cuda or mps")
-    try:
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise StfsebError(f"device '{chosen}' cannot be used here: {str(error).splitlines()[0]}") from error
-    return chosen
+    return usable_device(name or default_device())
 
 
 def _config(method: str, seed: int, settings: dict[str, Any], epochs: int | None, device: str | None) -> Any:

@@ -39,7 +39,7 @@ def paper(
     """
     from rich.console import Console
 
-    from stfseb.experiments.paper.plan import ALL, Asked, make_plan
+    from stfseb.experiments.paper.plan import ALL, OWN_METHODS, Asked, make_plan, methods_of
     from stfseb.report.reproduce import reproduce
 
     asked = Asked(
@@ -51,6 +51,8 @@ def paper(
     )
     if retuned and what not in ("dof", "all"):
         raise StfsebError(f"--retuned belongs to dof, not to {what}: leave it out")
+    if what in OWN_METHODS and methods is not None and methods_of(asked) != ["stfseb"]:
+        raise StfsebError(f"--methods {methods}: {what} has its own rows, changes to ST-FS-EB; leave --methods out")
     plans = [make_plan(name, asked) for name in (ALL if what == "all" else (what,))]
     console, screen = Console(stderr=True), Console()
 

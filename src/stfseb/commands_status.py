@@ -19,7 +19,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     failures: Annotated[bool, typer.Option("--failures", help="Print the tracebacks of failed runs.")] = False,
 ) -> None:
-    """Show what is done, running, failed and left in a folder of results, with times."""
+    """Show what is done, running, failed and left in a folder of results, with times; of searches, their trials."""
     from rich.console import Console
 
     from stfseb.experiments.status import status as look
@@ -32,12 +32,17 @@ def status(
     if failures:
         _tracebacks(found, screen)
         return
-    screen.print(_by_kind(found))
+    if found.runs:
+        screen.print(_by_kind(found))
     if found.of("running"):
         screen.print(_running(found.of("running")))
     if found.of("failed"):
         screen.print(_failed(found.of("failed")))
-    screen.print(summary(found), highlight=False, soft_wrap=True)
+    if found.runs:
+        screen.print(summary(found), highlight=False, soft_wrap=True)
+    for search in found.searches:
+        told = "no worker has ended yet" if search.finished is None else f"{search.finished} of {search.asked} trials"
+        screen.print(f"search {search.study}: {told}", highlight=False, soft_wrap=True, markup=False)
 
 
 def summary(found: Status) -> str:

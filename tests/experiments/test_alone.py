@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from stfseb.errors import StfsebError
 from stfseb.experiments import jobs as jobs_module
 from stfseb.experiments import run as run_module
 from stfseb.experiments.executors import local, run_jobs, work
@@ -102,3 +103,13 @@ def test_memory_that_earlier_work_has_left_does_not_hide_growth():
         return memory.megabytes
 
     assert [grown() > 40 for _ in range(3)] == [True] * 3
+
+
+def test_a_card_that_is_not_there_is_refused_before_anything_is_written(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(StfsebError, match="device 'cuda:2' is not there: the last one is cuda:1"):
+        run_jobs(jobs, tmp_path / "r", device="cuda:2", announce=print, progress=False)
+    assert not (tmp_path / "r").exists()
+    assert run_module.usable_device("cuda:1") == "cuda:1"
+    with pytest.raises(StfsebError, match="device 'cuda:x' cannot be used here"):
+        run_module.usable_device("cuda:x")

@@ -31,7 +31,7 @@ def jobs(tiny):
 
 def run(jobs, results, **more):
     said = []
-    outcome = run_jobs(jobs, results, device="cpu", announce=said.append, progress=False, **more)
+    outcome = run_jobs(jobs, results, **{"device": "cpu", "announce": said.append, "progress": False, **more})
     return outcome, said
 
 
@@ -224,6 +224,9 @@ def test_wrong_words_are_refused(jobs, tmp_path, monkeypatch):
         run(jobs, tmp_path, address="127.0.0.1:8786")
     with pytest.raises(StfsebError, match="--processes 0: give 1 or more"):
         run(jobs, tmp_path, processes=0)
+    with pytest.raises(StfsebError, match="device 'tpu' cannot be used: give cpu, cuda or mps"):
+        run(jobs, tmp_path, device="tpu")
+    assert not list(tmp_path.rglob("failure.json"))  # no run's fault: nothing to be retried
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(StfsebError, match=r"pip install 'stfseb\[dask\]'"):
         run(jobs, tmp_path, executor="dask")

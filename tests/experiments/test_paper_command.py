@@ -33,6 +33,12 @@ def stfseb(*words):
         (["paper", "table1", "--tasks", "minni"], "unknown task 'minni'"),
         (["paper", "table1", "--tasks", "mini", "--methods", "mapp"], "unknown method 'mapp'"),
         (["paper", "table1", "--retuned"], "--retuned belongs to dof"),
+        (["paper", "dof", "--tasks", "mini", "--methods", "map"], "--methods map: dof has its own rows"),
+        (
+            ["paper", "table1", "--tasks", "mini", "--device", "tpu"],
+            "device 'tpu' cannot be used: give cpu, cuda or mps",
+        ),
+        (["paper", "table1", "--tasks", "mini", "--device", "cuda:77"], "device 'cuda:77' "),
     ],
 )
 def test_wrong_words_end_in_one_line(words, message, tmp_path):

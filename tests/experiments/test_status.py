@@ -1,6 +1,7 @@
 """`stfseb status`: every run in the state it is in, without disturbing those under way."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -29,6 +30,31 @@ def folder(tiny, tmp_path_factory):
     write_plan(results, planned(rest, results))
     write_plan(results, planned(good[1:], results, parts=("rotation",)))
     return results, good, wrong, rest
+
+
+def test_searches_are_told_with_or_without_runs(folder, tmp_path):
+    from stfseb.cli import app
+
+    study = tmp_path / "searches" / "mini-map-paper"
+    study.mkdir(parents=True)
+    said = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert said.output.splitlines() == ["search mini-map-paper: no worker has ended yet"]
+    (study / "search.json").write_text(json.dumps({"trials": [{}, {}, {}], "asked": 4}))
+    said = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert said.output.splitlines() == ["search mini-map-paper: 3 of 4 trials"]
+    (found,) = status(tmp_path).as_dict()["searches"]
+    assert found == {"study": "mini-map-paper", "finished": 3, "asked": 4}
+    assert status(folder[0]).searches == []
+
+
+def test_a_resumed_run_took_its_whole_training(folder, tmp_path):
+    results, good, *_ = folder
+    copy = tmp_path / "r"
+    shutil.copytree(results, copy)
+    trained = good[0].record(results)["seconds"]
+    with (copy / "log.jsonl").open("a") as log:
+        log.write(json.dumps({"event": "done", "run": good[0].name, "seconds": 0.001}) + "\n")
+    assert by_name(status(copy))[good[0].name].seconds == trained
 
 
 def by_name(found):

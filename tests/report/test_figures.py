@@ -11,7 +11,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.text import Text
 
 from stfseb.report import figures
-from stfseb.report.style import inline_svg, look, rendered
+from stfseb.report.style import inline_svg, look, rendered, short_name
 
 ALL = ["headline", "cost", "confidence", "reliability", "roc", "risk_coverage", "validation", "terms"]
 
@@ -102,6 +102,22 @@ def test_terms_that_a_method_does_not_have_are_not_drawn(records):
     drawn = {ax.get_title("left"): {line.get_label() for line in ax.lines} for ax in figure.axes}
     assert drawn["ST-FS-EB"] == {"fit to the data", "function prior", "weight prior"}
     assert drawn["MAP"] == {"fit to the data", "weight prior"}
+
+
+def test_one_epoch_is_seen_and_counted_whole(records):
+    short = [r | {"history": r["history"][:1]} for r in records]
+    figure = figures.terms(short)
+    assert all(line.get_marker() == "o" for ax in figure.axes for line in ax.lines)
+    for drawn in (figure, figures.validation(short)):
+        drawn.draw_without_rendering()
+        ticks = {t for ax in drawn.axes for t in ax.get_xticks() if ax.get_xlim()[0] <= t <= ax.get_xlim()[1]}
+        assert ticks == {1}
+
+
+def test_names_lose_what_stands_in_brackets_before_they_are_cut():
+    assert short_name("GFSVI (last layer, 60 kernel steps on 256 points)") == "GFSVI"
+    assert short_name("GFSVI (last layer)") == "GFSVI (last layer)"
+    assert len(short_name("a name without any brackets in it at all")) == 28
 
 
 def test_diverged_epochs_and_unknown_methods_are_drawn_around():

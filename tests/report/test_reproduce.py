@@ -108,6 +108,18 @@ def test_tables_of_several_commands_stand_on_one_page(pretend, tmp_path):
     assert "ST-FS-EB" in out.getvalue()
 
 
+def test_seeds_of_runs_at_other_epochs_are_not_missing(pretend, tmp_path):
+    methods = ("stfseb", "fseb", "map")
+    one = make_plan("table1", asked("mini", methods=methods, seeds=(0,), training={"epochs": 1}))
+    two = make_plan("table1", asked("mini", methods=("map",), seeds=(0, 1), training={"epochs": 2}))
+    reproduce([two], tmp_path, announce=print)
+    assert reproduce([one], tmp_path, announce=print).lines[0] == "3 runs made now, 0 were there already."
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "of 2 seeds" not in page
+    again = make_plan("table1", asked("mini", methods=("map",), seeds=(0,), training={"epochs": 1}))
+    assert reproduce([again], tmp_path, announce=print).lines[0] == "0 runs made now, 1 was there already."
+
+
 @pytest.mark.parametrize("what", ["readings", "beyond"])
 def test_tables_with_variants_down_the_side(pretend, tmp_path, what, monkeypatch):
     monkeypatch.setattr(carrying, "not_on_disk", lambda job, folder: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,19 @@ def test_tables_have_what_was_run_with_conditions_and_no_others(page):
         "- No runs: FMNIST, PathMNIST, OrganAMNIST.",
         "- CIFAR-10: no runs of GFSVI.",
     ]
+
+
+def test_runs_of_other_tasks_are_left_out(page, results, tmp_path):
+    """Who tries `stfseb paper --tasks mini` in a clone must not find the page out of date."""
+    shutil.copytree(results / "runs", tmp_path / "r" / "runs")
+    shutil.copytree(results / "searches", tmp_path / "r" / "searches")
+    write_runs(tmp_path / "r", jobs_of("table1", "mini", seeds=(0,), methods=("map",)).values())
+    own = json.loads((tmp_path / "r" / "searches" / SEARCH / "search.json").read_text())
+    (tmp_path / "r" / "searches" / "own").mkdir()
+    (tmp_path / "r" / "searches" / "own" / "search.json").write_text(
+        json.dumps(own | {"plan": own["plan"] | {"task": "mini"}})
+    )
+    assert results_page(tmp_path / "r").blocks == page.blocks
 
 
 def test_ablations_have_their_own_tasks_and_seeds(page):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stfseb.errors import StfsebError
+from stfseb.errors import StfsebError, unknown
 from stfseb.evaluation.evaluate import assess
 from stfseb.evaluation.gallery import gallery
 from stfseb.experiments.machine import PeakMemory, code_version, machine
@@ -50,6 +50,24 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def usable_device(name: str) -> str:
+    """Return the device's name, or raise where there is no such device here."""
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps"):
+        raise StfsebError(f"device '{name}' cannot be used: give cpu, cuda or mps")
+    cards = torch.cuda.device_count() if kind == "cuda" else 0
+    if cards and (not number or number.isdecimal()):
+        if int(number or 0) >= cards:
+            raise StfsebError(f"device '{name}' is not there: the last one is cuda:{cards - 1}")
+        return name  # without taking memory of it: runs may be done in other processes
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise StfsebError(f"device '{name}' cannot be used here ({why}): leave it out to take what is there") from error
+    return name
+
+
 def make_network(task: Task) -> torch.nn.Module:
     """Return the task's network, freshly initialised from torch's default generator."""
     arguments: dict[str, Any] = {
@@ -84,6 +102,9 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     if "samples" in names:
         settings.setdefault("samples", {**task.training, **config.training}["train_samples"])
     refuse_reserved(settings)
+    for name in settings:
+        if name not in names:
+            raise unknown("setting", name, names)
     if "num_context" in names:
         # All training images as they are: rows of a minibatch would be augmented, and could not be captured.
         settings["context"] = (data.train if data.context is None else data.context).images

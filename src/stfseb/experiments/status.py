@@ -51,10 +51,20 @@ class RunStatus:
 
 
 @dataclass
+class SearchStatus:
+    """One search: how many of its trials were finished when a worker last ended."""
+
+    study: str
+    finished: int | None = None  # None: no worker has ended yet
+    asked: int | None = None
+
+
+@dataclass
 class Status:
-    """All runs of a results folder."""
+    """All runs and searches of a results folder."""
 
     runs: list[RunStatus]
+    searches: list[SearchStatus] = field(default_factory=list)
 
     def of(self, state: str) -> list[RunStatus]:
         """Return the runs in a state."""
@@ -82,21 +92,37 @@ class Status:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        return {"counts": self.counts, "seconds_left": self.seconds_left, "runs": [asdict(run) for run in self.runs]}
+        return {
+            "counts": self.counts,
+            "seconds_left": self.seconds_left,
+            "runs": [asdict(run) for run in self.runs],
+            "searches": [asdict(search) for search in self.searches],
+        }
 
 
 def status(results: Path) -> Status:
     """Look at a results folder."""
     if not results.is_dir():
-        raise StfsebError(f"results folder {results} does not exist")
+        raise StfsebError(
+            f"results folder {results} does not exist: give the one that 'paper' or 'search' wrote, --out"
+        )
     plan = read_plan(results)
     places = {name: results / str(entry["folder"]) for name, entry in plan.items()}
     for folder in sorted(results.glob("runs/*/*/")):
         places.setdefault(folder.name, folder)
-    if not places:
-        raise StfsebError(f"nothing was planned or done in {results}: give the folder that holds 'runs'")
+    searches = [_search(folder) for folder in sorted(results.glob("searches/*/"))]
+    if not places and not searches:
+        raise StfsebError(f"nothing was planned or done in {results}: give the folder that holds 'runs' or 'searches'")
     took = {line["run"]: line["seconds"] for line in read_log(results) if line.get("seconds")}
-    return Status([_look(name, folder, plan.get(name, {}), took.get(name)) for name, folder in places.items()])
+    runs = [_look(name, folder, plan.get(name, {}), took.get(name)) for name, folder in places.items()]
+    return Status(runs, searches)
+
+
+def _search(folder: Path) -> SearchStatus:
+    if not (folder / "search.json").exists():
+        return SearchStatus(folder.name)
+    found = read_json(folder / "search.json", "search")
+    return SearchStatus(folder.name, len(found.get("trials", ())), found.get("asked"))
 
 
 def _look(name: str, folder: Path, planned: dict[str, Any], took: float | None) -> RunStatus:
@@ -113,7 +139,9 @@ def _look(name: str, folder: Path, planned: dict[str, Any], took: float | None) 
     recorded = (folder / "record.json").exists()
     if recorded:
         record = read_json(folder / "record.json", "record")
-        run.seconds = float(took or record.get("seconds") or 0.0)
+        run.seconds = max(
+            float(took or 0.0), float(record.get("seconds") or 0.0)
+        )  # a resumed run took more than its end
         run.epoch = len(record.get("history", ()))
         run.missing = [part for part in planned.get("parts", ()) if not (folder / f"{part}.json").exists()]
         if not run.missing:

@@ -214,7 +214,7 @@ def terms(records: Sequence[Record], columns: int = 3) -> Figure | None:
             for key, label, colour in kinds:
                 epochs, values = _curve(record, key)
                 if any(values):  # a term that a method does not have is zero throughout
-                    ax.plot(epochs, values, color=colour, label=label)
+                    ax.plot(epochs, values, color=colour, label=label, marker="o" if len(epochs) == 1 else None)
                     lowest = min(lowest, *values)
             ax.set_title(short_name(group.label))
             if lowest == 0:
@@ -290,7 +290,11 @@ def _curve(record: Record, key: str) -> tuple[list[int], list[float]]:
 def _whole_numbers(ax: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    low, high = ax.get_xlim()
+    if high - low < 1:  # one epoch: ticks would be hundredths of it
+        middle = round((low + high) / 2)
+        ax.set_xlim(middle - 0.5, middle + 0.5)
 
 
 def label_outer(axes: Sequence[Axes], columns: int, x: str, y: str) -> None:

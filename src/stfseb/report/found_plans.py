@@ -39,7 +39,9 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
         for training, context, group in [*_alike(known, tasks), *_other_ways(what, known, tasks)]:
             there = [*group, *extra]
             extra = []
-            plan = _plan(what, there, by_id.values(), by_id, training, context, wanted)
+            # Seeds of runs at other epochs or settings are not missing in the main tables.
+            shown = [r for name, r in by_id.items() if what not in _ALWAYS or name in presets]
+            plan = _plan(what, there, shown, by_id, training, context, wanted)
             own = set(by_id) - (presets if what == "efficiency" else at_presets)
             if what in _MEASURED:
                 own = {name for name, r in by_id.items() if _MEASURED[what] in (r.get("parts") or {})}

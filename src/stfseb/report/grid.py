@@ -6,7 +6,7 @@ import html
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from stfseb.report.tables import escape_latex, escape_markdown, in_width
+from stfseb.report.tables import escape_latex, escape_markdown, heading_html, in_width
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -102,9 +102,9 @@ class Grid:
 
     def to_html(self) -> str:
         """Return an HTML table; cells carry their value for sorting and their runs as a tooltip."""
-        heads = "".join(f'<th scope="col"><button type="button">{html.escape(s)}</button></th>' for s in self.stubs)
+        heads = "".join(f'<th scope="col"><button type="button">{heading_html(s)}</button></th>' for s in self.stubs)
         for column in self.columns:
-            words = html.escape(column)
+            words = heading_html(column)
             own = " ours" if column == self.own else ""
             inner = f'<button type="button">{words}</button>' if self.sortable else words
             heads += f'<th scope="col" class="num{own}">{inner}</th>'

@@ -53,6 +53,7 @@ def reproduce(
     records = _read(results)
     if not records:
         raise StfsebError(f"no runs in {results} to report on: " + "; ".join(carried.reasons or ["run some first"]))
+    announce(f"writing tables, figures and the page of {len(records)} {'run' if len(records) == 1 else 'runs'}")
     found = Found({str(r["id"]): r for r in records}, carried.missing)
     made = Made(failed=FAILED in carried.missing.values())
     for plan in plans:
@@ -89,7 +90,8 @@ def _read(results: Path) -> list[dict[str, Any]]:
 
 
 def _title(results: Path) -> str:
-    return f"Results in {results.resolve().name}"
+    name = results.resolve().name
+    return "Results" if name == "results" else f"Results in {name}"
 
 
 def _draw(plan: Plan, found: Found, results: Path) -> list[str]:
@@ -109,8 +111,12 @@ def _draw(plan: Plan, found: Found, results: Path) -> list[str]:
 
 
 def _said(carried: Carried) -> list[str]:
-    lines = [f"{carried.done} runs made now, {carried.skipped} were there already."]
+    made, there = carried.done, carried.skipped
+    lines = [
+        f"{made} {'run' if made == 1 else 'runs'} made now, {there} {'was' if there == 1 else 'were'} there already."
+    ]
     gone = list(carried.missing.values())
     if gone:
-        lines.append(f"{len(gone)} runs are missing: {', '.join(f'{gone.count(w)} {w}' for w in dict.fromkeys(gone))}.")
+        kinds = ", ".join(f"{gone.count(w)} {w}" for w in dict.fromkeys(gone))
+        lines.append(f"{len(gone)} {'run is' if len(gone) == 1 else 'runs are'} missing: {kinds}.")
     return [*lines, *carried.reasons]

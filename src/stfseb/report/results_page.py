@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
-from stfseb.experiments.paper.plan import METHODS
+from stfseb.experiments.paper.plan import METHODS, TASKS
 from stfseb.experiments.search.outcome import read_search
 from stfseb.report import headline
 from stfseb.report.arrange import arranged
@@ -61,10 +61,15 @@ class ResultsPage:
 
 
 def results_page(results: Path) -> ResultsPage:
-    """Read a results folder and return its page; blocks for which there is nothing are empty."""
+    """Read a results folder and return its page; blocks for which there is nothing are empty.
+
+    The page is of the paper's data sets: runs of other tasks (a first try with mini, say) are left out.
+    """
     runs = results / "runs"
     records = check(read_results(runs)) if any(runs.rglob("record.json")) else []
+    records = [r for r in records if r["task"] in TASKS]
     searches = [read_search(path) for path in sorted((results / "searches").glob("*/search.json"))]
+    searches = [found for found in searches if found["plan"]["task"] in TASKS]
     made = ResultsPage(dict.fromkeys(BLOCKS, ""), {}, {})
     if records:
         _from_records(records, made)

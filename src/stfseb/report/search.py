@@ -75,7 +75,9 @@ def search_in_words(found: Search) -> list[str]:
     counts, trials = found["counts"], found["trials"]
     seconds = sum(t.get("seconds", 0.0) for t in trials if t.get("same_as") is None)
     ends = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "diverged", "failed") if counts[name])
-    repeats = f"; {counts['repeats']} repeat earlier draws and were not trained again" if counts["repeats"] else ""
+    again = counts["repeats"]
+    words = "repeats an earlier draw and was" if again == 1 else "repeat earlier draws and were"
+    repeats = f"; {again} {words} not trained again" if again else ""
     count = f"{len(trials)}" if len(trials) == found["asked"] else f"{len(trials)} of {found['asked']}"
     lines = [f"{count} trials finished ({ends or 'none'}{repeats}), {seconds:.0f} s of training."]
     for rule, choice in found["choices"].items():

@@ -80,6 +80,8 @@ def look(method: str, place: int = 0) -> dict[str, Any]:
 def short_name(text: str) -> str:
     """Shorten a name to what a figure can hold; a leading underscore would hide it from legends."""
     text = " ".join(text.split()).lstrip("_") or text
+    if len(text) > 28 and text.endswith(")"):
+        text = text.partition(" (")[0]  # what is in brackets stands in the table
     return text if len(text) <= 28 else text[:27] + "…"
 
 

@@ -264,7 +264,13 @@ def _short(column: Column) -> str:
 
 
 def _head(text: str, kind: str) -> str:
-    return f'<th scope="col" class="{kind}"><button type="button">{html.escape(text)}</button></th>'
+    return f'<th scope="col" class="{kind}"><button type="button">{heading_html(text)}</button></th>'
+
+
+def heading_html(text: str) -> str:
+    """Return a heading that breaks neither before its arrow nor inside a name with hyphens."""
+    kept = html.escape(text).replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+    return " ".join(f'<span class="whole">{word}</span>' if "-" in word else word for word in kept.split(" "))
 
 
 def escape_markdown(text: str) -> str:

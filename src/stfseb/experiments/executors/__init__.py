@@ -62,11 +62,14 @@ def run_jobs(
     from stfseb.experiments.executors.local import run_locally
     from stfseb.experiments.executors.plan import planned
     from stfseb.experiments.executors.plan_file import write_plan
+    from stfseb.experiments.run import usable_device
 
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)
     if address is not None and executor != "dask":
         raise StfsebError(f"--address {address} is of a Dask scheduler: give --executor dask with it")
+    if device is not None and address is None:  # the devices of a cluster are its workers' own
+        usable_device(device)
     began, cpu = time.perf_counter(), time.process_time()
     shared: dict[str, Any] = {
         "device": device,

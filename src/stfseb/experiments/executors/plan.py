@@ -49,8 +49,14 @@ class Planned:
     @property
     def label(self) -> str:
         """The run in a few words."""
-        context = f", context {self.job.context}" if self.job.context else ""
-        return f"{self.folder.parent.name} {self.job.method} seed {self.job.seed}{context}"
+        usual = load_task(self.job.task).presets.get(self.job.method, {})
+        other = [
+            f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in self.job.settings.items()
+            if usual.get(k) != v and not isinstance(v, dict)
+        ]
+        context = [f"context {self.job.context}"] if self.job.context else []
+        return ", ".join([f"{self.folder.parent.name} {self.job.method} seed {self.job.seed}", *other, *context])
 
 
 def planned(jobs: Iterable[Job], results: Path, parts: Sequence[str] = ()) -> list[Planned]:

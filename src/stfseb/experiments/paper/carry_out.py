@@ -91,13 +91,17 @@ def not_on_disk(job: Job, folder: Path | None = None) -> str | None:
     needed = [task.train, task.test, *([] if isinstance(task.validation, HeldOut) else [task.validation])]
     for source in needed:
         if _absent(source.kind, source.where, source.splits, where):
-            return f"{task.title}: {source} is not on disk, no result"
+            return f"{task.title}: {source} is not on disk, no result{_get(source.where)}"
     own = task.context
     if job.context is None and own is not None and _absent(own.kind, own.where, own.splits, where):
-        return f"{task.title}: context {own} is not on disk, no result (--context train takes the training images)"
+        return f"{task.title}: context {own} is not on disk, no result{_get(own.where)}, or give --context train"
     if job.context not in (None, "train") and _absent("set", job.context, tuple(sets.get(job.context).splits), where):
-        return f"{task.title}: context {job.context} is not on disk, no result"
+        return f"{task.title}: context {job.context} is not on disk, no result{_get(job.context)}"
     return None
+
+
+def _get(name: str) -> str:
+    return f" ('stfseb data download {name}', or name the folder that has it in STFSEB_DATA)"
 
 
 def _absent(kind: str, name: str, splits: tuple[str, ...], folder: Path) -> bool:

@@ -42,9 +42,11 @@ def plan(what: str, asked: Asked) -> Plan:
         found = {name: quantities("seconds_per_epoch", "peak_memory_mb") for name in tasks}
         parts = dict.fromkeys(tasks, ())
         asked = Asked(asked.tasks, asked.methods, asked.seeds[:1], asked.training, asked.context)
+        few = asked.training.get("epochs", _EPOCHS)
+        which = f"epochs after the first, up to {few} in all" if few > 1 else "its one epoch, which also warms up"
         notes = (
-            f"One run a method, one after the other; epochs after the first, up to {_EPOCHS} of them.",
-            "On a card steps are compiled, as in long runs; the record's `engine` says how they were run.",
+            f"One run a method, one after the other; {which}.",
+            "On a card steps are compiled, as in long runs; 'engine' in the record says how they were run.",
         )
     else:
         found = {name: quantities("acc", "ece", "nll") for name in tasks}

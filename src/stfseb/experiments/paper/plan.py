@@ -39,6 +39,7 @@ KINDS = {
     "samples": "samples",
     "tails": "tails",
 }
+OWN_METHODS = ("dof", "context-number", "context-source", "readings", "beyond")  # whatever was asked for
 ALL = tuple(what for what in KINDS if what not in ("tempered", "readings", "beyond", "samples", "tails"))
 
 

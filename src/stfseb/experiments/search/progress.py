@@ -54,7 +54,8 @@ class SearchProgress(Watcher):
         self.total, self.before, self.begun = total, len(trials), time.perf_counter()
         self.task = self.bar.add_task("", total=total, completed=len(trials), figures="")
         if trials and (self.lines or self.live):
-            self._say(f"{len(trials)} of {total} trials are finished already; going on")
+            more = "going on" if len(trials) < total else "nothing is left to train (a larger --trials adds draws)"
+            self._say(f"{len(trials)} of {total} trials are finished already; {more}")
 
     def epoch(self, claim: Claim, history: History) -> None:
         """Show the epoch of each trial under way."""
@@ -86,8 +87,8 @@ class SearchProgress(Watcher):
         pruned = sum(t["outcome"] == "pruned" for t in trials)
         return (
             f"{len(trials)}/{self.total} · #{claim.index} {settings}: {result['outcome']}, {figures}, "
-            f"{result['epochs']} epochs, {result['seconds']:.0f} s · pruned {pruned} · "
-            f"best so far: {_best(trials)}{self._left(len(trials))}"
+            f"{result['epochs']} {'epoch' if result['epochs'] == 1 else 'epochs'}, {result['seconds']:.0f} s · "
+            f"pruned {pruned} · best so far: {_best(trials)}{self._left(len(trials))}"
         )
 
     def _left(self, done: int) -> str:
