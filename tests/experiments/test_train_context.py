@@ -107,3 +107,9 @@ def test_features_are_computed_as_far_as_steps_have_come(monkeypatch):
     normalised = Context(net, images, 20, normalise=True, seed=3).draw(x, 0).features
     norm = whole.square().sum(1).mean().sqrt()  # of the whole set, not of the points of a step
     assert torch.allclose(normalised, whole[context.stream.indices(0)] / norm, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["stfseb", "fseb", "gfsvi"])
+def test_without_the_function_term_a_small_training_set_is_enough(data, name):
+    config = RunConfig(name, settings={"functional_scale": 0, "num_context": 10 * len(data.train)})
+    assert make_method(data, config).context is None

@@ -105,7 +105,7 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     for name in settings:
         if name not in names:
             raise unknown("setting", name, names)
-    if "num_context" in names:
+    if "num_context" in names and settings.get("functional_scale") != 0:  # without the term no context is needed
         # All training images as they are: rows of a minibatch would be augmented, and could not be captured.
         settings["context"] = (data.train if data.context is None else data.context).images
     try:
