@@ -76,6 +76,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     try:
+        if not any((given.results / name).is_dir() for name in ("runs", "searches")):  # the page would be emptied
+            raise StfsebError(f"{given.results} holds neither runs nor searches: give a folder of results")
         made = results_page(given.results)
         changed = (stale if given.check else write)(made, given.page)
     except StfsebError as error:

@@ -72,7 +72,7 @@ def test_a_failure_is_kept_spreads_to_no_other_and_is_retried_on_request(jobs, t
     assert outcome.done == [jobs[0].name, jobs[2].name]
     assert outcome.failed == {broken: "RuntimeError: the dog ate it"}
     assert not outcome.complete
-    assert said[-2] == "1 of 3 runs failed:"
+    assert said[-2] == "1 of 3 runs failed (--retry-failed does them again):"
     assert "the dog ate it" in said[-1]
     failure = json.loads((jobs[1].folder(tmp_path) / "failure.json").read_text())
     assert "Traceback" in failure["traceback"]

@@ -351,3 +351,13 @@ def test_times_are_found_where_the_main_runs_were_shortened(tmp_path):
     assert "`stfseb paper efficiency --tasks mnist`" in found["efficiency"]
     assert "--epochs 30`" in found["table1"]
     assert "--epochs 30`" in found["headline"]
+
+
+def test_a_folder_that_is_not_there_does_not_empty_the_page(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "results.md"
+    page.write_text("<!-- generated: held -->\nkept\n<!-- end -->\n")
+    words = ["make_results", "--results", str(tmp_path / "nothere"), "--page", str(page)]
+    monkeypatch.setattr("sys.argv", words)
+    assert script("make_results").main() == 2
+    assert "holds neither runs nor searches: give a folder of results" in capsys.readouterr().err
+    assert "kept" in page.read_text()

@@ -137,7 +137,9 @@ class Ledger:
     def close(self) -> None:
         """Name the failures, one line each."""
         if self.outcome.failed:
-            self.announce(f"{len(self.outcome.failed)} of {len(self.jobs)} runs failed:")
+            self.announce(
+                f"{len(self.outcome.failed)} of {len(self.jobs)} runs failed (--retry-failed does them again):"
+            )
             for name, error in self.outcome.failed.items():
                 self.announce(f"  {self.jobs[name].label} ({name}): {error[:300]}")
 
