@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from stfseb import MCDropout, SmallCNN, StfsebError, fit, load, save
 from stfseb.cli import app
 from stfseb.experiments.calibrate import calibrate_model
+from stfseb.experiments.jobs import make_job, perform
 from stfseb.experiments.predict import predict_files, rules_in_words
 
 NAMES = ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
@@ -123,3 +125,13 @@ def test_mistakes_are_named(model, tmp_path, images):
     bare = save(MCDropout(SmallCNN()), tmp_path / "bare")
     with pytest.raises(StfsebError, match="what images it takes"):
         calibrate_model(bare, "mini")
+
+
+def test_few_held_back_images_still_set_the_rule_that_they_can_promise(tiny, tmp_path):
+    job = make_job(tiny, "map", training={"epochs": 1})
+    data = job.load()
+    few = data.validation.take(slice(0, 12))  # 5 % cannot be told from fewer than 19 images, 10 % from fewer than 9
+    record = perform(job, tmp_path, replace(data, validation=few), device="cpu")
+    assert set(record["calibration"]) == {"abstain"}
+    assert record["calibration"]["abstain"]["images"] == 12
+    assert rules_in_words(load(job.folder(tmp_path) / "model")).startswith("Below ")

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from stfseb.methods.base import Method
     from stfseb.methods.decisions import Decisions
 
-_NO_RULE = "The model has no threshold for unfamiliar images."
+_NO_RULE = (
+    "The model has no threshold for unfamiliar images, as training sets it from 19 held-back images on: "
+    "'stfseb calibrate MODEL FOLDER' sets it on labelled images."
+)
 
 
 def predict_files(

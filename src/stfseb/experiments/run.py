@@ -173,9 +173,9 @@ def evaluate_and_record(
     The run's checkpoint is removed once the record is written.
     """
     training = training_of(data.task, config)
-    with suppress(StfsebError):  # too few validation images to promise anything
-        method.ood_threshold(0.05)
-        method.abstain(0.9)
+    for set_rule, share in ((method.ood_threshold, 0.05), (method.abstain, 0.9)):
+        with suppress(StfsebError):  # too few validation images to promise that
+            set_rule(share)
     evaluation = assess(method, data.test, data.ood, samples=training["test_samples"])
     method.provenance = provenance(data)
     save(method, folder / "model")
