@@ -16,7 +16,7 @@ from stfseb.experiments.paper.plan import make_plan
 from stfseb.report.differences import difference_grid
 from stfseb.report.paper import Found, paper_grids
 from stfseb.report.paper_numbers import numbers, printed
-from stfseb.report.scorecard import scorecard
+from stfseb.report.standing import held_grid, race_grids
 
 SIX = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
 
@@ -278,7 +278,7 @@ def test_differences_are_scipys_paired_intervals(runs):
     assert difference_grid(plans, Found(by_id([r for r in records if r["seed"] == 0]))) is None
 
 
-def test_scorecard_counts_what_is_reached():
+def test_standing_counts_what_is_reached():
     ask = asked("fmnist", seeds=(0, 1))
     plan = make_plan("table1", ask)
     records = [record_of(job) for job in plan.all_jobs]
@@ -290,12 +290,16 @@ def test_scorecard_counts_what_is_reached():
             "nll": 0.226 if own else 0.220,
             "ece": 0.05 if own else 0.06,
         }
-    grid = scorecard([plan], Found(by_id(records)))
-    verdicts = {stub[1]: (row[2].text, row[3].text) for stub, row in zip(grid.rows, grid.cells, strict=True)}
-    assert verdicts == {"Accuracy ↑": ("yes", "yes"), "ECE ↓": ("no", "yes"), "NLL ↓": ("yes", "no")}
-    assert "At least the paper's ST-FS-EB, within one of its standard deviations: 2 of 3." in grid.notes
-    assert "Best of the methods run, or level with the best: 2 of 3 rows." in grid.notes
-    assert cell(grid, ("NLL ↓",), "Ours minus it").text == "+0.006"
+    found = Found(by_id(records))
+    held = held_grid([plan], found)
+    verdicts = {stub[1]: row[3].text for stub, row in zip(held.rows, held.cells, strict=True)}
+    assert verdicts == {"Accuracy ↑": "held", "ECE ↓": "not held", "NLL ↓": "held"}
+    assert held.notes[0].startswith("Held in 2 of 3 cells")
+    best, behind = race_grids([plan], found)
+    assert [stub[1] for stub in best.rows] == ["Accuracy ↑", "ECE ↓"]
+    assert best.notes[0].startswith("2 of 3 rows")
+    assert [stub[1] for stub in behind.rows] == ["NLL ↓"]
+    assert cell(behind, ("NLL ↓",), "Ours minus it").text == "+0.006"
 
 
 # Formats ---------------------------------------------------------------------------------------------

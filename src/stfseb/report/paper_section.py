@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.report.differences import difference_grid
 from stfseb.report.found_plans import found_plans
 from stfseb.report.paper import Found, paper_grids
-from stfseb.report.scorecard import scorecard
+from stfseb.report.standing import held_grid, race_grids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,8 @@ def all_grids(
         grids += [grid for grid in paper_grids(plan, found) if not grid.empty]
     main = [p for p in plans if p.what in ("table1", "table2")]
     place = 1 + max((i for i, g in enumerate(grids) if g.name in ("table1", "table2")), default=-1)
-    grids[place:place] = [g for g in (scorecard(main, found), difference_grid(main, found)) if g is not None]
+    standing = (held_grid(main, found), *race_grids(main, found), difference_grid(main, found))
+    grids[place:place] = [grid for grid in standing if grid is not None]
     return _distinct(grids)
 
 
