@@ -54,12 +54,9 @@ _ROWS = 4  # of the example: more than one, so that the number of rows stays a v
 
 
 class _Sampler(nn.Module):
-    """S functions of a method: rows and masks in, outputs (S, rows, L) out."""
+    """S functions of a method: called with rows and masks, it gives outputs (S, rows, L)."""
 
     masks: tuple[Tensor, ...] = ()
-
-    def forward(self, x: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
-        raise NotImplementedError
 
 
 class _Point(_Sampler):

@@ -188,9 +188,8 @@ def test_a_trial_that_diverges_is_told_with_its_reason(task):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_trials_as_a_population_on_the_card(task, tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     plan = make_plan(task, "stfseb", "extended", training={"epochs": 2})
     found = search(plan, 5, tmp_path, device="cuda", width=2)
     assert found["counts"]["complete"] + found["counts"]["diverged"] == 5

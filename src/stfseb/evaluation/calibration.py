@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError, unknown
+from stfseb.evaluation.evaluate import batch_size_of
 from stfseb.evaluation.inputs import Split, chunks
 from stfseb.likelihoods import Classification, Regression
 from stfseb.methods.calibrated import PROBABILITIES
@@ -95,15 +96,15 @@ def sampled_outputs(method: Method, split: Split, samples: int, seed: int) -> tu
 
 
 @torch.no_grad()
-def raw_outputs(method: Method, images: Any, samples: int, seed: int = 0, batch_size: int | None = None) -> Tensor:
+def raw_outputs(method: Method, images: Any, samples: int, seed: int = 0) -> Tensor:
     """Return raw outputs (S, N, L) of all images, in float64, on the device where it has that."""
-    outputs = method.sample_logits(images, samples, seed=seed, batch_size=batch_size)
+    outputs = method.sample_logits(images, samples, seed=seed, batch_size=batch_size_of(method))
     return (outputs.cpu() if outputs.device.type == "mps" else outputs).double()
 
 
 @torch.no_grad()
 def fit_temperature(method: Method, images: Any, labels: Tensor, samples: int, seed: int = 0) -> dict[str, Any]:
-    """Return the temperature of the lowest NLL on labelled images, which fit the device at once.
+    """Return the temperature of the lowest NLL on labelled images, whose outputs fit the device at once.
 
     It is that of the network's own outputs, whatever was fitted before; the method is left as it is. The result is
     what `calibrate` keeps as the calibration of probabilities, and what `probabilities_of` takes.

@@ -15,7 +15,7 @@ import torch
 from stfseb.errors import unknown
 from stfseb.evaluation import metrics, ood
 from stfseb.evaluation.calibration import fit_temperature, probabilities_of
-from stfseb.evaluation.evaluate import evaluate
+from stfseb.evaluation.evaluate import batch_size_of, evaluate
 from stfseb.evaluation.sample_counts import COUNTS, sample_counts
 from stfseb.evaluation.shifts import rotate
 from stfseb.evaluation.tails import context_tails, weight_tails
@@ -38,7 +38,6 @@ __all__ = ["COUNTS", "PARTS", "measure_part"]
 PARTS = ("rotation", "corruption", "samples", "tails", "temperature")
 _OUTPUTS = 2000  # images whose outputs are fitted
 _SEED = 0  # of the weight samples, as in `evaluate`
-_ROWS = {"cpu": 128, "cuda": 2048}  # several processes may share a card
 
 
 def measure_part(part: str, method: Method, data: TaskData, samples: int) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def _log_probs(method: Method, images: Tensor, samples: int) -> Array:
     likelihood = getattr(method, "likelihood", None) or Categorical()
     device = method.like.device
     parts = []
-    for chunk in images.split(_ROWS.get(device.type, 128)):
+    for chunk in images.split(batch_size_of(method)):
         logits = method.sample_logits(chunk, samples, seed=_SEED)
         logits = logits.cpu() if device.type == "mps" else logits  # which has no float64
         values = likelihood.class_log_probs(tempered(method.calibration, logits.double()))

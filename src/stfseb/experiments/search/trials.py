@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _HELD_BACK, _AT_LEAST, _SEED = 0.1, 500, 11  # of the context images; which ones never changes
 _CHECKPOINT = 60.0  # seconds
-_ROWS = 1024  # predicted at once: workers may share a card
 _HUGE = 1e6  # stands for an NLL that is not finite
 History = list[dict[str, Any]]
 
@@ -164,9 +163,9 @@ class Trainer:
 def measure(method: Method, validation: ImageSet, held_back: ImageSet | None, samples: int) -> dict[str, Any]:
     """Return NLL, accuracy, ECE and AUROC on validation (and held-back) images, before and after one temperature."""
     assert validation.labels is not None
-    outputs = raw_outputs(method, validation, samples, batch_size=_ROWS)
+    outputs = raw_outputs(method, validation, samples)
     labels = validation.labels.to(outputs.device)
-    other = None if held_back is None else raw_outputs(method, held_back, samples, batch_size=_ROWS)
+    other = None if held_back is None else raw_outputs(method, held_back, samples)
     temperature = best_temperature(method, outputs, labels)
     found: dict[str, Any] = {"temperature": temperature}
     likelihood = method.likelihood
