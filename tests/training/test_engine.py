@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from stfseb import GFSVI, MAP, STFSEB, MCDropout, SmallCNN, fit
+from stfseb import GFSVI, MAP, MFVI, STFSEB, MCDropout, SmallCNN, fit
 from stfseb.methods.predictor import Predictor
 from stfseb.networks.dropout import Block, Lanes
 from stfseb.training.batches import ResidentBatches
@@ -289,10 +289,11 @@ def test_every_method_is_captured_and_learns(images, key):
 
 
 @pytest.mark.gpu
-def test_captured_runs_repeat_and_do_not_depend_on_their_neighbours(images):
+@pytest.mark.parametrize("cls", [STFSEB, MFVI])
+def test_captured_runs_repeat_and_do_not_depend_on_their_neighbours(images, cls):
     def make():
         torch.manual_seed(0)
-        return STFSEB(SmallCNN(), 255 - images[0], samples=3)
+        return STFSEB(SmallCNN(), 255 - images[0], samples=3) if cls is STFSEB else MFVI(SmallCNN(), samples=3)
 
     def run(width, count):
         members = [Member(str(i), make, i) for i in range(count)]

@@ -203,8 +203,16 @@ class CapturedEngine:
         # A matrix product's workspace belongs to the stream it was captured on, and torch captures on one stream for
         # all: graphs replayed at once, as a population's are, would write into each other's. Each engine has its own.
         _forget_workspaces()
-        with running(self.precision, step.device), torch.cuda.graph(graph, pool=pool, stream=self.capturing):
-            step()
+        # What a method draws from the default generator (weight samples) comes from this engine's own: a graph reads
+        # seed and offset from memory of its generator, which runs at once would write for each other.
+        default = torch.cuda.default_generators[step.device.index or 0]
+        kept = default.graphsafe_get_state()
+        default.graphsafe_set_state(self.generator.graphsafe_get_state())
+        try:
+            with running(self.precision, step.device), torch.cuda.graph(graph, pool=pool, stream=self.capturing):
+                step()
+        finally:
+            default.graphsafe_set_state(kept)
         _forget_workspaces()
         step.release()
         return graph
