@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,16 +45,6 @@ class Terms(NamedTuple):
     def total(self) -> Tensor:
         """Return the sum that is minimised."""
         return self.data + self.function + self.weights
-
-
-class Separable(Protocol):
-    """A method whose data term and function term are passes of their own that share parameters alone."""
-
-    def data_term(self, x: Tensor, y: Tensor, draw: Draw | None) -> Tensor:
-        """Return the data term."""
-
-    def function_term(self, draw: Draw, share: float, part: float) -> Tensor:
-        """Return the function term."""
 
 
 class Settings:
@@ -210,11 +200,6 @@ class Method(DecidingMixin, nn.Module, ABC):
     def complaints(self) -> list[str]:
         """Return what a user should be warned of after training."""
         return []
-
-    @property
-    def separable(self) -> Separable | None:
-        """Return the method as one whose terms can be run side by side, None where they share a pass."""
-        return None
 
     @property
     def spectral(self) -> bool:

@@ -209,24 +209,15 @@ class GFSVI(MeanFieldMethod):
 
     def terms(self, x: Tensor, y: Tensor, draw: Draw | None, share: float, part: float) -> Terms:
         """Return the terms of the minibatch; see the module's formula."""
-        function = x.new_zeros(()) if draw is None else self.function_term(draw, share, part)
-        data = self.data_term(x, y, draw)
-        return Terms(data, function, data.new_zeros(()))
-
-    def data_term(self, x: Tensor, y: Tensor, draw: Draw | None) -> Tensor:
-        """Return the negative expected log likelihood."""
-        theta = None if draw is None else self.draw_weights(self.settings.samples, draw.masks)
-        return -self.likelihood.log_prob(self.run_data(x, theta), y).mean(0).sum()
-
-    def function_term(self, draw: Draw, share: float, part: float) -> Tensor:
-        """Return the weighted divergence at the context points."""
         settings = self.settings
-        return self.divergence(draw) * (settings.kl_scale * function_weight(settings.functional_scale, share, part))
-
-    @property
-    def separable(self) -> GFSVI | None:
-        """Return itself: the linearised network and the sampled ones are passes of their own."""
-        return self if self.uses_context else None
+        function, theta = x.new_zeros(()), None
+        if draw is not None:
+            function = self.divergence(draw) * (
+                settings.kl_scale * function_weight(settings.functional_scale, share, part)
+            )
+            theta = self.draw_weights(settings.samples, draw.masks)
+        data = -self.likelihood.log_prob(self.run_data(x, theta), y).mean(0).sum()
+        return Terms(data, function, data.new_zeros(()))
 
     @property
     def uses_context(self) -> bool:

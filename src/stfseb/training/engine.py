@@ -186,8 +186,6 @@ class CapturedEngine:
             # Every run of a population compiles for its own weights; the default of 8 would leave later ones eager.
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
             step.forward = torch.compile(step.forward, dynamic=False)
-            step.data_part = torch.compile(step.data_part, dynamic=False)
-            step.function_part = torch.compile(step.function_part, dynamic=False)
             step.update = torch.compile(self.optimiser.step)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import scaled
-from stfseb.methods.base import Terms
 from stfseb.methods.context import Draw
 from stfseb.networks.dropout import random_words
 from stfseb.networks.layout import CardLayout
@@ -25,7 +24,7 @@ from stfseb.networks.precision import running
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stfseb.methods.base import Method
+    from stfseb.methods.base import Method, Terms
     from stfseb.networks.dropout import Lanes
     from stfseb.training.batches import ResidentBatches
 
@@ -55,11 +54,6 @@ class StaticStep:
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.share = size / batches.num_data
         self.forward: Callable[..., Terms] = self._terms  # an engine may put compiled ones here
-        self.data_part: Callable[..., Tensor] = self._data
-        self.function_part: Callable[..., Tensor] = self._function
-        self.apart = method.separable if method.vectorised else None
-        on_cuda = self.apart is not None and self.device.type == "cuda"
-        self.beside = torch.cuda.Stream(self.device) if on_cuda else None
         self.update: Callable[[], object] = optimiser.step
         self.plan: list[Lanes] = []
         self.context = method.context if method.uses_context else None
@@ -136,35 +130,13 @@ class StaticStep:
     def __call__(self) -> None:
         """Make one step with the minibatch that the counter points at, and move the counter on."""
         x, y, draw = self._inputs()
-        if self.apart is not None and draw is not None:
-            terms = self._side_by_side(x, y, draw)
-        else:
-            terms = self.forward(x, y, draw, self._lanes())
-            (torch.stack([*terms]).sum() / self.batches.batch_size).backward()
+        lanes = self._lanes()
+        terms = self.forward(x, y, draw, lanes)
+        loss = torch.stack([*terms]).sum() / self.batches.batch_size
+        loss.backward()
         self.update()
         self.sums += torch.stack([term.detach() for term in terms]).double()
         self.counter += 1
-
-    def _side_by_side(self, x: Tensor, y: Tensor, draw: Draw) -> Terms:
-        """Run both terms with their gradients, on CUDA on two streams, since neither fills the card; return them.
-
-        Captured, they are two branches of the graph. The gradients are added once both are there.
-        """
-        trained = [p for group in self.optimiser.param_groups for p in group["params"]]
-        here = None if self.beside is None else torch.cuda.current_stream(self.device)
-        if self.beside is not None and here is not None:
-            self.beside.wait_stream(here)
-        with nullcontext() if self.beside is None else torch.cuda.stream(self.beside):
-            function = self.function_part(draw)
-            slopes = torch.autograd.grad(function / self.batches.batch_size, trained, allow_unused=True)
-        data = self.data_part(x, y, draw)
-        (data / self.batches.batch_size).backward()
-        if self.beside is not None and here is not None:
-            here.wait_stream(self.beside)
-        for parameter, slope in zip(trained, slopes, strict=True):
-            if slope is not None:
-                parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
-        return Terms(data, function, data.new_zeros(()))
 
     def _inputs(self) -> tuple[Tensor, Tensor, Draw | None]:
         rows = self._now(self.order)
@@ -213,16 +185,6 @@ class StaticStep:
             CardLayout() if bf16 and not self.method.vectorised else nullcontext(),
         ):
             return self.method.terms(x, y, draw, self.share, 1.0)
-
-    def _data(self, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        assert self.apart is not None
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
-            return self.apart.data_term(x, y, draw)
-
-    def _function(self, draw: Draw) -> Tensor:
-        assert self.apart is not None
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
-            return self.apart.function_term(draw, self.share, 1.0)
 
     def learn_plan(self) -> None:
         """Find which masks a step needs, by one forward pass whose result is thrown away."""
