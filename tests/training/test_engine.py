@@ -325,6 +325,25 @@ def test_runs_at_once_do_not_disturb_each_other(images, compiled):
 
 
 @pytest.mark.gpu
+def test_a_population_takes_no_more_memory_for_more_runs(images):
+    """The allocator keeps freed memory for the stream that freed it: a stream for each run held a search's worth."""
+
+    def reserved(count):
+        gc.collect()
+        torch.cuda.empty_cache()
+        members = [Member(str(i), lambda: MFVI(SmallCNN(), samples=10), i) for i in range(count)]
+        settings = {"epochs": 2, "batch_size": 64, "device": "cuda", "compiled": False}
+        for outcome in fit_population(members, images, images, width=2, **settings):
+            with torch.no_grad():
+                outcome.method.predict_proba(images[0].cuda(), 10)
+        return torch.cuda.memory_reserved()
+
+    reserved(2)
+    few = reserved(3)
+    assert reserved(12) < 1.2 * few
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("key", ["stfseb", "mfvi", "gfsvi"])
 def test_a_captured_step_serves_one_run_after_another(images, key):
     from stfseb.methods.registry import method_class

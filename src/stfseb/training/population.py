@@ -98,16 +98,19 @@ def fit_population(
     running: list[_Place] = []
     free: list[CapturedEngine] = []
     on_cuda = place.type == "cuda"
+    # The allocator keeps what a stream has freed for that stream: places take turns with the same few.
+    streams: list[torch.cuda.Stream | None] = [torch.cuda.Stream(place) for _ in range(width)] if on_cuda else [None]
     interrupts = Interrupts()
     with torch.random.fork_rng(devices=[place] if on_cuda else []):
         while True:
             # Entered anew for every round: between rounds the caller's own handlers rule.
             with interrupts:
-                for member in islice(waiting, (width if on_cuda else 1) - len(running)):
+                for member in islice(waiting, len(streams)):
                     batches = ResidentBatches(x, y, batch_size, member.seed, place, augment)
                     protocol_ = replace(base, seed=member.seed)
+                    stream = streams.pop()
                     running.append(
-                        _Place(member, batches, held_out, protocol_, place, checkpoint_every, interrupts, free)
+                        _Place(member, batches, held_out, protocol_, place, checkpoint_every, interrupts, free, stream)
                     )
                 if not running and interrupts.caught is None:
                     return
@@ -117,6 +120,7 @@ def fit_population(
             for current in ended:
                 running.remove(current)
                 outcome = current.outcome()
+                streams.append(current.stream)
                 if isinstance(current.training.engine, CapturedEngine):
                     free.append(current.training.engine)
                 yield outcome
@@ -145,9 +149,10 @@ class _Place:
         checkpoint_every: float | None,
         interrupts: Interrupts,
         free: list[CapturedEngine],
+        stream: torch.cuda.Stream | None,
     ) -> None:
         self.member = member
-        self.stream = torch.cuda.Stream(place) if place.type == "cuda" else None
+        self.stream = stream
         self.error = ""
         self.interrupted: Interrupted | None = None
         self.method = member.make().to(place)
