@@ -1,5 +1,6 @@
 """The engine's static step makes the eager loop's steps; populations make `fit`'s; on the GPU both are captured."""
 
+import gc
 import math
 
 import pytest
