@@ -12,7 +12,7 @@ from stfseb import GFSVI, MAP, MFVI, STFSEB, MCDropout, SmallCNN, fit
 from stfseb.methods.predictor import Predictor
 from stfseb.networks.dropout import Block, Lanes
 from stfseb.training.batches import ResidentBatches
-from stfseb.training.engine import EagerEngine, make_engine, make_optimiser
+from stfseb.training.engine import CapturedEngine, EagerEngine, make_engine, make_optimiser
 from stfseb.training.population import Member, fit_population
 from stfseb.training.static_step import StaticStep
 
@@ -107,6 +107,35 @@ def test_a_step_goes_on_with_another_run(data, context):
     ours = static(make(0), start=make(1, **theirs))
     assert torch.allclose(ours, static(make(1, **theirs)), rtol=1e-9, atol=1e-12)
     assert not torch.allclose(ours, static(make(1)), rtol=1e-3)
+
+
+def test_a_failed_capture_leaves_no_trace(data, context, monkeypatch):
+    """Modules that cannot be captured are found out after steps of warming up: eager steps start as if none were."""
+
+    def capture(engine, step, compiled, pool=None):
+        step.load(torch.arange(step.order.numel()))
+        step.learn_plan()
+        for _ in range(3):
+            engine.optimiser.zero_grad()
+            step.counter.zero_()
+            step()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # of which the CPU build has none
+    monkeypatch.setattr(CapturedEngine, "_capture", capture)
+    trained = []
+    for tried in (False, True):
+        method = STFSEB(make_net(0.5), context, num_context=8, samples=2).train()
+        method.reseed(5)
+        batches, optimiser = ResidentBatches(*data, 32, 5, CPU), make_optimiser(method, lr=1e-2)
+        if tried:
+            with pytest.raises(RuntimeError, match="not permitted"):
+                CapturedEngine(method, batches, optimiser, "float32", compiled=False)
+            assert method.folded.lanes is None  # else every step would have the last one's masks
+        torch.manual_seed(3)
+        EagerEngine(method, batches, optimiser, "float32").epoch(1, lambda _: None, lambda _: None)
+        trained.append(torch.cat([p.detach().flatten() for p in method.net.parameters()]))
+    assert torch.allclose(*trained, rtol=1e-12)
 
 
 def test_only_runs_of_the_same_kind_share_a_step(context):
@@ -272,6 +301,25 @@ def test_captured_float32_steps_are_the_eager_ones(images, compiled):
             capture=capture, compiled=compiled, progress=False,
         )  # fmt: skip
         found.append([(e["data"], e["function"], e["weights"], e["validation_nll"]) for e in result.history])
+    assert torch.allclose(torch.tensor(found[0]), torch.tensor(found[1]), rtol=2e-3)
+
+
+@pytest.mark.gpu
+def test_a_network_that_cannot_be_captured_trains_eagerly(images):
+    class Asking(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) + min(0.0, x.sum().item())  # waits for the device, which no graph can
+
+    found = []
+    for capture in (False, None):
+        torch.manual_seed(0)
+        method = STFSEB(Asking(SmallCNN()), 255 - images[0], samples=2)
+        result = fit(
+            method, images, images, epochs=3, batch_size=64, device="cuda", precision="float32",
+            capture=capture, progress=False,
+        )  # fmt: skip
+        found.append([(e["data"], e["function"], e["weights"], e["validation_nll"]) for e in result.history])
+    assert result.engine.startswith("eager, float32 (capture failed")
     assert torch.allclose(torch.tensor(found[0]), torch.tensor(found[1]), rtol=2e-3)
 
 

@@ -17,7 +17,7 @@ from stfseb.errors import StfsebError
 from stfseb.networks.precision import resolve, running
 from stfseb.training.batches import Batches, ResidentBatches
 from stfseb.training.folds import Folds
-from stfseb.training.static_step import StaticStep
+from stfseb.training.static_step import StaticStep, release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,19 +126,29 @@ class CapturedEngine:
         # A generator of its own: what other runs draw on the same device does not change this one.
         self.generator = torch.Generator(method.like.device)
         self.capturing = torch.cuda.Stream(method.like.device)
-        self.full = self._static(full, batches.batch_size)
-        self.graph = self._capture(self.full, compiled)
-        self.rest = self._static(1, rest) if rest else None
-        # The last minibatch is not worth a compilation of its own; its graph may reuse the first one's memory.
-        self.rest_graph = None if self.rest is None else self._capture(self.rest, False, self.graph.pool())
-        with torch.no_grad():  # capturing made a few steps: put everything back, in place
-            for name, value in method.state_dict().items():
-                value.copy_(before[name])
-            for state in optimiser.state.values():
-                for value in state.values():
-                    value.zero_()
-        if method.context is not None:
-            method.context.step = drawn
+        try:
+            self.full = self._static(full, batches.batch_size)
+            self.graph = self._capture(self.full, compiled)
+            self.rest = self._static(1, rest) if rest else None
+            # The last minibatch is not worth a compilation of its own; its graph may reuse the first one's memory.
+            self.rest_graph = None if self.rest is None else self._capture(self.rest, False, self.graph.pool())
+        finally:  # warming up made a few steps: put everything back, in place; after a failure the eager engine goes on
+            self._put_back(before, drawn)
+
+    @torch.no_grad()
+    def _put_back(self, before: dict[str, Tensor], drawn: int) -> None:
+        for name, value in self.method.state_dict().items():
+            value.copy_(before[name])
+        self._clear_optimiser()
+        if self.method.context is not None:
+            self.method.context.step = drawn
+        release(self.method)
+
+    @torch.no_grad()
+    def _clear_optimiser(self) -> None:
+        for state in self.optimiser.state.values():
+            for value in state.values():
+                value.zero_()
 
     def _static(self, steps: int, size: int) -> StaticStep:
         return StaticStep(
@@ -166,10 +176,7 @@ class CapturedEngine:
         self.batches = self.full.batches = batches
         if self.rest is not None:
             self.rest.batches = batches
-        with torch.no_grad():
-            for state in self.optimiser.state.values():
-                for value in state.values():
-                    value.zero_()
+        self._clear_optimiser()
 
     def reseed(self, seed: int) -> None:
         """Restart the stream of masks and augmentation."""
@@ -187,16 +194,18 @@ class CapturedEngine:
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
             step.forward = torch.compile(step.forward, dynamic=False)
             step.update = torch.compile(self.optimiser.step)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), running(self.precision, step.device):
-            for _ in range(_WARM_UP):
-                step.counter.zero_()
-                self.optimiser.zero_grad(set_to_none=True)
-                step()
-        torch.cuda.current_stream().wait_stream(side)
+        side = torch.cuda.Stream(step.device)
+        side.wait_stream(torch.cuda.current_stream(step.device))
+        try:
+            with torch.cuda.stream(side), running(self.precision, step.device):
+                for _ in range(_WARM_UP):
+                    step.counter.zero_()
+                    self.optimiser.zero_grad(set_to_none=True)
+                    step()
+        finally:
+            torch.cuda.current_stream(step.device).wait_stream(side)
         self.optimiser.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(step.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
@@ -214,7 +223,6 @@ class CapturedEngine:
         finally:
             default.graphsafe_set_state(kept)
         _forget_workspaces()
-        step.release()
         return graph
 
     def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:

@@ -194,8 +194,9 @@ class StaticStep:
             self._terms(x, y, draw, [])
         self.plan = [] if folded is None else list(folded.plan)
 
-    def release(self) -> None:
-        """Let the method draw its own masks again."""
-        folded = getattr(self.method, "folded", None)
-        if folded is not None:
-            folded.lanes = None
+
+def release(method: Method) -> None:
+    """Let the method draw its own masks again."""
+    folded = getattr(method, "folded", None)
+    if folded is not None:
+        folded.lanes = None
