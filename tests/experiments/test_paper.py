@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,22 @@ def test_dof_column_of_the_preset_is_the_preset():
     assert plan.jobs["cifar10", "20"][0] == make_job("cifar10", "stfseb", 0)
     assert plan.jobs["cifar10", "inf"][0].settings["dof"] == "inf"
     assert [v.key for v in plan.variants] == ["2.1", "3", "5", "10", "20", "inf"]
+
+
+@pytest.mark.parametrize(
+    ("task", "variant", "search", "rule"),
+    [
+        ("mnist", "paper-rule", "26e84ba3", "paper"),
+        ("fmnist", "paper-rule", "26e84ba3", "paper"),
+        ("fmnist", "30-epochs", "f0e5fb50", "ours"),
+    ],
+)
+def test_settings_chosen_otherwise_are_those_of_the_recorded_search(task, variant, search, rule):
+    folder = Path(__file__).parents[2] / "results" / "searches" / f"{task}-stfseb-extended-{search}"
+    chosen = json.loads((folder / "search.json").read_text())["choices"][rule]["settings"]
+    job = make_plan("beyond", ask(task)).jobs[task, variant][0]
+    assert job.settings.items() >= chosen.items()
+    assert job != make_job(task, "stfseb", 0)
 
 
 def test_sources_of_the_context_stay_apart_whatever_context_is_asked_for():
