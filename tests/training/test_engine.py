@@ -14,7 +14,7 @@ from stfseb.networks.dropout import Block, Lanes
 from stfseb.training.batches import ResidentBatches
 from stfseb.training.engine import CapturedEngine, EagerEngine, make_engine, make_optimiser
 from stfseb.training.population import Member, fit_population
-from stfseb.training.static_step import StaticStep
+from stfseb.training.static_step import StaticStep, release
 
 CPU = torch.device("cpu")
 
@@ -109,21 +109,95 @@ def test_a_step_goes_on_with_another_run(data, context):
     assert not torch.allclose(ours, static(make(1)), rtol=1e-3)
 
 
-def test_a_failed_capture_leaves_no_trace(data, context, monkeypatch):
+class Replayed:
+    """What a CUDA graph is for an engine: a step that can be made again."""
+
+    def __init__(self, engine, step):
+        self.engine, self.step = engine, step
+
+    def replay(self):
+        self.engine.optimiser.zero_grad()
+        self.step()
+        release(self.engine.method)
+
+    def pool(self):
+        return None
+
+
+def warmed_up(engine, step, compiled, pool=None):
+    step.load(torch.arange(step.order.numel()))
+    step.learn_plan()
+    for _ in range(3):
+        engine.optimiser.zero_grad()
+        step.counter.zero_()
+        step()
+    return Replayed(engine, step)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Let captured engines run on the CPU, all but the graph itself."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(CapturedEngine, "_capture", warmed_up)
+
+
+def epochs_of(engine, numbers=(1, 2)):
+    """Return the sums of the terms of these epochs and the weights after them."""
+    sums = [engine.epoch(number, lambda _: None, lambda _: None) for number in numbers]
+    return torch.stack(sums), torch.cat([p.detach().flatten() for p in engine.method.net.parameters()])
+
+
+def shifted(x):
+    return x + 0.5
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_captured_epochs_are_the_eager_ones(name, data, context, captures):
+    """Two epochs, a smaller last minibatch in each, augmented: the data, and not the context."""
+    found = []
+    for make_one in (EagerEngine, lambda *args: CapturedEngine(*args, compiled=False)):
+        method = MAKERS[name](context).train()
+        method.reseed(5)
+        batches = ResidentBatches(*data, 16, 5, CPU, shifted)
+        found.append(epochs_of(make_one(method, batches, make_optimiser(method, lr=1e-2), "float32")))
+    noise = 1e-6 if name == "gfsvi" else 1e-9  # its weight samples, however narrow, come from other draws
+    for eager, captured in zip(*found, strict=True):
+        assert torch.allclose(eager, captured, rtol=noise, atol=1e-3 * noise)
+
+
+def test_a_captured_engine_goes_on_with_another_run(data, context, captures):
+    """The next run's weights, settings and order of the data, and none of the last one's momentum."""
+
+    def parts(seed, **settings):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 3)).double()
+        method = STFSEB(net, context, num_context=8, samples=2, prior_weight=1.0, **settings).train()
+        return method, ResidentBatches(*data, 16, seed, CPU)
+
+    method, batches = parts(0)
+    engine = CapturedEngine(method, batches, make_optimiser(method, lr=1e-2), "float32", compiled=False)
+    epochs_of(engine)
+    other, batches = parts(1, sigma=0.3, tau2=2.0)
+    assert engine.serves(other)
+    engine.take_over(other, batches)
+    engine.method.reseed(1)
+    ours = epochs_of(engine)
+    method, batches = parts(1, sigma=0.3, tau2=2.0)
+    method.reseed(1)
+    theirs = epochs_of(EagerEngine(method, batches, make_optimiser(method, lr=1e-2), "float32"))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9)
+
+
+def test_a_failed_capture_leaves_no_trace(data, context, captures, monkeypatch):
     """Modules that cannot be captured are found out after steps of warming up: eager steps start as if none were."""
 
-    def capture(engine, step, compiled, pool=None):
-        step.load(torch.arange(step.order.numel()))
-        step.learn_plan()
-        for _ in range(3):
-            engine.optimiser.zero_grad()
-            step.counter.zero_()
-            step()
+    def capture(*args):
+        warmed_up(*args)
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # of which the CPU build has none
     monkeypatch.setattr(CapturedEngine, "_capture", capture)
-    trained = []
+    found = []
     for tried in (False, True):
         method = STFSEB(make_net(0.5), context, num_context=8, samples=2).train()
         method.reseed(5)
@@ -133,9 +207,9 @@ def test_a_failed_capture_leaves_no_trace(data, context, monkeypatch):
                 CapturedEngine(method, batches, optimiser, "float32", compiled=False)
             assert method.folded.lanes is None  # else every step would have the last one's masks
         torch.manual_seed(3)
-        EagerEngine(method, batches, optimiser, "float32").epoch(1, lambda _: None, lambda _: None)
-        trained.append(torch.cat([p.detach().flatten() for p in method.net.parameters()]))
-    assert torch.allclose(*trained, rtol=1e-12)
+        found.append(epochs_of(EagerEngine(method, batches, optimiser, "float32")))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12)
 
 
 def test_only_runs_of_the_same_kind_share_a_step(context):
@@ -158,8 +232,23 @@ def test_masks_drawn_beforehand_are_independent(context, data):
     step.load(batches.order(1))
     step.learn_plan()
     assert [plan.shape for plan in step.plan] == [(4, 35, 1, 16), (4, 1, 1, 16)]
-    draws = [step.plan[0].mask(step._lanes()[0], torch.float64) == 0 for _ in range(60)]
-    check_independence(torch.stack(draws).reshape(-1, 16))
+    draws = [[lane.mask(bits, torch.float64) == 0 for lane, bits in zip(step.plan, step._lanes(), strict=True)]
+             for _ in range(60)]  # fmt: skip
+    data_masks, context_masks = (torch.stack(masks) for masks in zip(*draws, strict=True))
+    check_independence(data_masks.reshape(-1, 16))
+    for axis in range(3):  # steps, samples, rows
+        count = data_masks.shape[axis] - 1
+        check_unrelated(data_masks.narrow(axis, 0, count), data_masks.narrow(axis, 1, count))
+    check_unrelated(context_masks[:, :-1], context_masks[:, 1:])
+    check_unrelated(context_masks, data_masks[:, :, :1])
+    check_unrelated(context_masks.flatten(1), data_masks.flatten(1)[:, :64])  # words that were used twice
+    with pytest.raises(AssertionError):
+        check_unrelated(data_masks[:, :2], data_masks[:, :1].expand(-1, 2, -1, -1, -1))  # half of them shared
+
+
+def check_unrelated(a, b):
+    """Masks at the rate 1/2 that have nothing to do with each other agree in half of their units."""
+    assert stats.binomtest(int((a == b).sum()), a.numel(), 0.5).pvalue > 1e-6
 
 
 def check_independence(dropped):
