@@ -53,13 +53,19 @@ def paper(
         raise StfsebError(f"--retuned belongs to dof, not to {what}: leave it out")
     if what in OWN_METHODS and methods is not None and methods_of(asked) != ["stfseb"]:
         raise StfsebError(f"--methods {methods}: {what} has its own rows, changes to ST-FS-EB; leave --methods out")
-    plans = [make_plan(name, asked) for name in (ALL if what == "all" else (what,))]
+    names = ALL if what == "all" else (what,)
+    left_out = [name for name in names if name in OWN_METHODS] if "stfseb" not in methods_of(asked) else []
+    if retuned and left_out:
+        raise StfsebError(f"--retuned changes ST-FS-EB, which --methods {methods} leaves out: leave --retuned out too")
+    plans = [make_plan(name, asked) for name in names if name not in left_out]
     console, screen = Console(stderr=True), Console()
 
     def announce(text: str) -> None:
         if not quiet:
             console.print(text, highlight=False, soft_wrap=True, markup=False)
 
+    if left_out:
+        announce(f"left out, as they change ST-FS-EB alone: {', '.join(left_out)}")
     made = reproduce(
         plans,
         out,

@@ -35,6 +35,10 @@ def stfseb(*words):
         (["paper", "table1", "--retuned"], "--retuned belongs to dof"),
         (["paper", "dof", "--tasks", "mini", "--methods", "map"], "--methods map: dof has its own rows"),
         (
+            ["paper", "all", "--methods", "map", "--retuned"],
+            "--retuned changes ST-FS-EB, which --methods map leaves out",
+        ),
+        (
             ["paper", "table1", "--tasks", "mini", "--device", "tpu"],
             "device 'tpu' cannot be used: give cpu, cuda or mps",
         ),
@@ -47,6 +51,12 @@ def test_wrong_words_end_in_one_line(words, message, tmp_path):
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "results").exists()
+
+
+def test_all_without_the_method_itself_leaves_out_what_changes_it(tmp_path):
+    done = stfseb("paper", "all", "--tasks", "mini", "--methods", "map", "--report-only", "--out", tmp_path / "results")
+    assert "left out, as they change ST-FS-EB alone: dof, context-number, context-source" in done.stderr
+    assert not {"dof", "context-number"} & {path.stem for path in (tmp_path / "results").rglob("*.json")}
 
 
 @pytest.mark.parametrize(

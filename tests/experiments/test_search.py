@@ -16,6 +16,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from stfseb import cli
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
+from stfseb.experiments.machine import code_version
 from stfseb.experiments.run import make_method
 from stfseb.experiments.search import Pruning, make_plan, read_search, search
 from stfseb.experiments.search.outcome import preset
@@ -72,6 +73,8 @@ def test_a_search_from_the_command_to_the_files_and_again(task, stfseb, tmp_path
         assert one["nll"] == pytest.approx(min(one["history"]["nll"]), abs=1e-6)
         assert len(one["history"]["nll"]) == one["epochs"] == 1
         assert 0 <= one["metrics"]["tempered_auroc"] <= 1
+        assert one["code"] == code_version()  # of the worker that trained it, not of the one that wrote the file
+        assert one["device"].startswith("cpu: ")
 
     # What was found can be put into a task file, and is then what runs use.
     presets = yaml.safe_load((folder / "preset.yaml").read_text())["paper"]["presets"]

@@ -19,6 +19,7 @@ from stfseb.errors import StfsebError
 from stfseb.evaluation.calibration import best_temperature, raw_outputs
 from stfseb.evaluation.metrics import ece
 from stfseb.evaluation.ood import auroc
+from stfseb.experiments.machine import code_version, machine
 from stfseb.experiments.run import augmentation, make_method, protocol_of
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
 from stfseb.training.engine import worth_compiling
@@ -82,6 +83,9 @@ class Trainer:
     checkpoints: Path | None = None  # a folder: trials that were interrupted go on from there
     trials: int = 1  # of the whole search: whether a step is worth compiling goes by what is to come
 
+    def __post_init__(self) -> None:
+        self.made = {"code": code_version(), "device": machine(torch.device(self.device))["device"]}
+
     def __call__(self, claims: Iterable[Claim]) -> Iterator[tuple[Claim, dict[str, Any]]]:
         """Yield each claim with its result as it is done."""
         data = self.material.data
@@ -123,7 +127,7 @@ class Trainer:
                 checkpoint_every=_CHECKPOINT,
                 **protocol,
             ):
-                result = self._result(outcome)
+                result = {**self._result(outcome), **self.made}
                 yield by_name[outcome.member.name], result  # and comes back when it is written down
                 if outcome.member.checkpoint is not None:
                     outcome.member.checkpoint.unlink(missing_ok=True)
