@@ -9,8 +9,10 @@ from scipy import stats
 from torch import nn
 
 from stfseb import GFSVI, MAP, MFVI, STFSEB, MCDropout, SmallCNN, fit
+from stfseb.errors import StfsebError
 from stfseb.methods.predictor import Predictor
 from stfseb.networks.dropout import Block, Lanes
+from stfseb.training import static_step
 from stfseb.training.batches import ResidentBatches
 from stfseb.training.engine import CapturedEngine, EagerEngine, make_engine, make_optimiser
 from stfseb.training.population import Member, fit_population
@@ -152,8 +154,9 @@ def shifted(x):
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
-def test_captured_epochs_are_the_eager_ones(name, data, context, captures):
+def test_captured_epochs_are_the_eager_ones(name, data, context, captures, monkeypatch):
     """Two epochs, a smaller last minibatch in each, augmented: the data, and not the context."""
+    monkeypatch.setattr(static_step, "_FACTOR_BYTES", 2500)  # two steps' matrices at once
     found = []
     for make_one in (EagerEngine, lambda *args: CapturedEngine(*args, compiled=False)):
         method = MAKERS[name](context).train()
@@ -348,6 +351,42 @@ def test_a_population_prunes(data):
     )
     assert [len(o.result.history) for o in found] == [9, 2]
     assert found[1].result.stopped == "pruned"
+
+
+def test_a_population_augments_as_fit_does(data):
+    settings = {"epochs": 1, "lr": 1e-2, "batch_size": 16}
+    found = []
+    for augment in (None, shifted):
+        (outcome,) = fit_population([Member("", lambda: MAP(make_net()))], data, data, augment=augment, **settings)
+        result = fit(MAP(make_net()), data, data, augment=augment, progress=False, **settings)
+        assert outcome.result.best_validation_nll == pytest.approx(result.best_validation_nll, rel=1e-9)
+        found.append(result.best_validation_nll)
+    # Trained on rows of its own, scored on those that it was given.
+    moved = (shifted(data[0]), data[1])
+    assert found[1] == pytest.approx(
+        fit(MAP(make_net()), moved, data, progress=False, **settings).best_validation_nll, rel=1e-9
+    )
+    assert found[0] != pytest.approx(found[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"validation": lambda x, y: (x, y + 5)}, "label 7 is outside the network's 3 classes"),
+        ({"validation": lambda x, y: (x[:, :4], y)}, "validation x of shape"),
+        ({"validation": lambda x, y: (x[:0], y[:0])}, "validation x is empty"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"patience": 0}, "patience=0"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"width": 0}, "width=0"),
+        ({"precision": "fp8"}, "unknown precision"),
+    ],
+)
+def test_bad_arguments_of_a_population_are_named(data, given, match):
+    settings = {"epochs": 1, **given}
+    validation = settings.pop("validation", lambda x, y: (x, y))(*data)
+    with pytest.raises(StfsebError, match=match):
+        list(fit_population([Member("", lambda: MAP(make_net()))], data, validation, **settings))
 
 
 def test_engine_says_what_it_is(data):

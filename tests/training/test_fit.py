@@ -141,10 +141,40 @@ def test_loaders_of_other_kinds_are_refused_in_one_line(moons):
             fit(method, train, validation, epochs=1, progress=False)
     with pytest.raises(StfsebError, match="validation x is empty"):
         fit(method, (x, y), (x[:0], y[:0]), epochs=1, progress=False)
+    with pytest.raises(StfsebError, match="validation x of shape"):
+        fit(method, (x, y), (x[:, :1], y), epochs=1, progress=False)
+
+    class Empty(torch.utils.data.Dataset):
+        def __len__(self):
+            return 0
+
+    for nothing in (Empty(), DataLoader(Empty(), 8)):
+        with pytest.raises(StfsebError, match="validation is empty"):
+            fit(method, (x, y), nothing, epochs=1, progress=False)
+    with pytest.raises(StfsebError, match="no length"):
+        fit(method, (x, y), torch.utils.data.Dataset(), epochs=1, progress=False)
+
+    class Named(TensorDataset):
+        def __getitem__(self, index):
+            return {"x": x[index], "y": y[index]}
+
+    with pytest.raises(StfsebError, match="not dict"):
+        fit(method, DataLoader(Named(x, y), 8), validation, epochs=1, progress=False)
     loader = DataLoader(TensorDataset(x, y.int()), batch_size=50, shuffle=True)
     state = torch.get_rng_state()
     fit(method, loader, validation, epochs=1, progress=False)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_streamed_minibatches_are_augmented_too(moons):
+    (x, y), validation = moons
+    found = []
+    for train, augment in (((x, y), lambda x: x + 1), ((x + 1, y), None), ((x, y), None)):
+        loader = DataLoader(TensorDataset(*train), batch_size=64)
+        method = MCDropout(make_net(), samples=2)
+        found.append(fit(method, loader, validation, epochs=1, augment=augment, progress=False).best_validation_nll)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] != pytest.approx(found[2], rel=1e-3)
 
 
 def test_one_row_left_over_and_batch_norm():

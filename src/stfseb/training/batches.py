@@ -74,7 +74,9 @@ class ResidentBatches:
 class LoaderBatches:
     """A user's DataLoader, in its own order and batch size."""
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device, augment: Augment | None = None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], device: torch.device, augment: Augment | None = None, what: str = "train"
+    ) -> None:
         try:
             self.num_data = len(loader.dataset)  # type: ignore[arg-type]
         except TypeError as error:
@@ -82,7 +84,7 @@ class LoaderBatches:
                 "the DataLoader's data set has no length: the objective needs it; give a map-style data set"
             ) from error
         if self.num_data == 0:
-            raise StfsebError("train is empty: give at least one example")
+            raise StfsebError(f"{what} is empty: give at least one example")
         if loader.batch_size is None:
             raise StfsebError("the DataLoader has batch_size=None: the objective needs a batch size")
         self.loader, self.device, self.augment = loader, device, augment
@@ -149,11 +151,12 @@ def make_batches(
     if pair is not None:
         return ResidentBatches(*pair, batch_size, seed, device, augment)
     if isinstance(data, DataLoader):
-        return LoaderBatches(data, device, augment)
+        return LoaderBatches(data, device, augment, what)
     if isinstance(data, IterableDataset):
         raise StfsebError(f"{what} is an IterableDataset, which has no length: the objective needs it")
     if isinstance(data, Dataset):
-        return LoaderBatches(DataLoader(data, batch_size, shuffle=True), device, augment)
+        shuffle = hasattr(data, "__len__") and len(data) > 0  # else torch's sampler has an error of its own
+        return LoaderBatches(DataLoader(data, batch_size, shuffle=shuffle), device, augment, what)
     raise StfsebError(f"{what} is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
 
 

@@ -15,7 +15,7 @@ import torch
 
 from stfseb.errors import StfsebError
 from stfseb.likelihoods import Categorical
-from stfseb.methods.base import Method, check_count, check_positive
+from stfseb.methods.base import Method, check_count
 from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
 from stfseb.methods.learning import LearningWarning
@@ -91,8 +91,8 @@ def fit(
         checkpoint_every: seconds between checkpoints. By default after every epoch, or, where epochs are so short
             that this would take more than a fiftieth of the time, after several.
     """
-    check_count(epochs=epochs, batch_size=batch_size, patience=patience)
-    check_positive(lr=lr)
+    check_count(batch_size=batch_size)
+    protocol = Protocol(epochs, patience, lr, betas, eps, validation_samples, seed, precision, capture, compiled)
     if device is not None:
         method.to(device)
     place = method.like.device
@@ -102,7 +102,6 @@ def fit(
         train, validation = split_off(train, 0.1)
     batches = make_batches(train, batch_size, seed, place, augment)
     held_out = make_batches(validation, _VALIDATION_ROWS, seed, place, what="validation")
-    protocol = Protocol(epochs, patience, lr, betas, eps, validation_samples, seed, precision, capture, compiled)
     # The caller's random state is left alone, and every epoch starts from its own (so that it can be resumed).
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         check_split(method, batches, "train")

@@ -16,7 +16,7 @@ import torch
 
 from stfseb.errors import StfsebError
 from stfseb.inputs import check_pixels
-from stfseb.methods.base import Method, Terms
+from stfseb.methods.base import Method, Terms, check_count, check_positive
 from stfseb.methods.context import generator
 from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
@@ -75,6 +75,10 @@ class Protocol:
     precision: str = "auto"
     capture: bool | None = None
     compiled: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_count(epochs=self.epochs, patience=self.patience)
+        check_positive(lr=self.lr)
 
 
 class Training:
@@ -283,6 +287,7 @@ def check_split(method: Method, batches: Batches, what: str) -> None:
     """Raise a one-line error unless these examples fit the method's network and likelihood."""
     x, y = batches.examples(batches.num_data if isinstance(batches, ResidentBatches) else batches.batch_size)
     check_pixels(x, f"{what} x")
+    method._outputs = None  # found anew: what the network makes of one split says nothing of another's shape
     try:
         outputs = method.outputs(x)
     except RuntimeError as error:

@@ -160,6 +160,7 @@ class _Place:
             self.stream.wait_stream(torch.cuda.current_stream(place))
         with self._here():
             check_split(self.method, batches, "train")
+            check_split(self.method, held_out, "validation")
             engine = self._taken(free, batches) if self.stream is not None else None
             # On the card a copy is trained, which the next run of the same kind takes over, captured as it is.
             trained = self.method if self.stream is None else copy.deepcopy(self.method)
