@@ -83,7 +83,7 @@ def test_tables_have_what_was_run_with_conditions_and_no_others(page):
     filled_blocks = {name for name, text in page.blocks.items() if text}
     assert filled_blocks == {
         "headline", "held", "best", "best-tempered", "differences", "figure1", "table1", "table2", "tempered",
-        "dof", "efficiency", "readings", "beyond", "samples", "tails", "searches", "missing",
+        "dof", "efficiency", "readings", "beyond", "samples", "tails", "searches", "missing", "corruptions",
     }  # fmt: skip
     text = page.blocks["table1"]
     both = "`stfseb paper table1 --tasks mnist --seeds 4` and `stfseb paper table1 --tasks cifar10 --seeds 2`"
@@ -98,7 +98,61 @@ def test_tables_have_what_was_run_with_conditions_and_no_others(page):
     assert page.blocks["missing"].splitlines()[2:] == [
         "- No runs: FMNIST, PathMNIST, OrganAMNIST.",
         "- CIFAR-10: no runs of GFSVI.",
+        "- Seeds in the main tables, of the paper's 10: MNIST 4, CIFAR-10 2.",
+        (
+            "- No runs on any task: degrees of freedom at a tau chosen anew for each (`stfseb paper dof --retuned`), "
+            "number of context points (`stfseb paper context-number`), "
+            "source of the context points (`stfseb paper context-source`)."
+        ),
     ]
+
+
+def test_corrupted_images_are_told_apart_and_classified(tmp_path):
+    """A high AUROC must not stand alone: accuracy on the same images beside it, by type too."""
+    accuracy = {"fog": 0.1, "shear": 0.2, "stripe": 0.3}
+    aurocs = []
+
+    def change(record):
+        sets = record["parts"]["corruption"]["sets"]
+        for kind, value in accuracy.items():
+            sets[f"{kind}/0"]["acc"] = value if record["method"] == "mcdropout" else 0.9
+        if record["method"] == "mcdropout":
+            aurocs.append(100 * np.mean([found["auroc"] for found in sets.values()]))
+        return record
+
+    write_runs(
+        tmp_path / "r", jobs_of("table1", "mnist", seeds=(0, 1), methods=("stfseb", "mcdropout")).values(), change
+    )
+    text = results_page(tmp_path / "r").blocks["corruptions"]
+    means, by_type = (rows(part) for part in re.split(r"^(?=## )", text, flags=re.MULTILINE) if part)
+    (own,) = [row for row in means if row["Method"] == "MC Dropout"]
+    assert own["Accuracy, % ↑"] == "<ins>20.00 ± 0.00</ins>"
+    assert f"{np.mean(aurocs):.2f} ± {np.std(aurocs, ddof=1):.2f}" in own["AUROC, % ↑"]
+    assert [row["MC Dropout"] for row in by_type] == [f"<ins>{v}0.00 ± 0.00</ins>" for v in (1, 2, 3)]
+    assert [row["Type"] for row in by_type] == list(accuracy)
+    assert "may have them all wrong" in text
+    assert "generated from the test images" in text
+
+
+def test_what_is_set_beside_the_paper_names_stand_ins(page):
+    for name in ("held", "best"):
+        assert "- MNIST, mnist-c: generated from the test images." in page.blocks[name]
+        assert "svhn: first 6,000 of 26,032 images" in page.blocks[name]
+    assert "Corrupted images were not evaluated with a temperature" in page.blocks["best-tempered"]
+    assert "Corrupted images were not evaluated with a temperature" in page.blocks["tempered"]
+    assert "of the preset, which has dof MNIST 3" in page.blocks["dof"]
+
+
+def test_searches_say_their_epochs_and_what_lies_at_an_end_of_its_grid(page):
+    paper, ours = rows(page.blocks["searches"])
+    assert paper["Trials"] == ours["Trials"] == "40<br><small>extended</small><br><small>30 epochs</small>"
+    (line,) = [line for line in page.blocks["searches"].splitlines() if line.startswith("- Chosen at an end")]
+    assert "tau2 10000" in paper["Settings"]
+    assert "sigma 10," in ours["Settings"]
+    assert line == (
+        "- Chosen at an end of the grid: FMNIST, ST-FS-EB, 30 epochs, the paper's: tau2 10000; "
+        "FMNIST, ST-FS-EB, 30 epochs, ours: sigma 10."
+    )
 
 
 def test_runs_of_other_tasks_are_left_out(page, results, tmp_path):

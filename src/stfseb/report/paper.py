@@ -229,9 +229,9 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
             if fallen:
                 lines.append(
                     f"† {task_label(task)}, {variant.label}: {len(fallen)} of {len(records)} runs collapsed to a "
-                    f"constant prediction (seed {', '.join(fallen)}); they count in the mean, the median is beside it."
+                    f"constant prediction (seed {', '.join(fallen)}); counted in the mean, the median is beside it."
                 )
-    lines.extend(_about_data(plan, found, tasks))
+    lines.extend(about_data(plan, found, tasks))
     if any(c.paper for c in cells):
         lines.extend(_about_paper(plan, tasks))
     return tuple(lines)
@@ -255,7 +255,7 @@ def _about_paper(plan: Plan, tasks: Sequence[str]) -> list[str]:
     return [*lines, *(f"The paper's table: {note}." for note in whole)]
 
 
-def _about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
+def about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
     """Name the sets that are subsets or stand-ins, and where runs of a row saw different data."""
     lines: dict[str, None] = {}
     for task in tasks:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.paper.plan import METHODS, TASKS
+from stfseb.experiments.paper.tempered import corrupted_note
 from stfseb.experiments.search.outcome import read_search
 from stfseb.report import headline
 from stfseb.report.arrange import arranged
@@ -23,7 +24,7 @@ from stfseb.report.paper import Found, paper_grids
 from stfseb.report.reading import read_results
 from stfseb.report.records import check, plain
 from stfseb.report.results_words import commands_of, for_page, how_made, missing_words, search_grid
-from stfseb.report.shifts import rotation_figure
+from stfseb.report.shifts import corruption_grids, rotation_figure
 from stfseb.report.standing import held_grid, race_grids, variant_differences
 from stfseb.report.tables import escape_markdown
 
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
     from stfseb.report.records import Record
 
 FIGURES = {"figure1": ("mnist", "fmnist", "cifar10"), "figure2": ("pathmnist", "organamnist")}
-BLOCKS = ("headline", "held", "best", "best-tempered", "differences", *FIGURES, *TABLES, "searches", "missing")
+BLOCKS = (
+    *("headline", "held", "best", "best-tempered", "differences", "corruptions"),
+    *(*FIGURES, *TABLES, "searches", "missing"),
+)
 _ROTATED = "Rotated test images"
 _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -100,14 +104,22 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
     standing: dict[str, Sequence[Grid | None]] = {
         "held": [held_grid(tables, found)],
         "best": race_grids(tables, found),
-        "best-tempered": race_grids(tempered, found, "best-tempered", after),
+        "best-tempered": race_grids(
+            tempered, found, "best-tempered", after, corrupted_note([t for p in tempered for t in p.tasks])
+        ),
         "differences": [difference_grid(tables, found)],
     }
     for name, shown in standing.items():
         blocks[name] = "\n".join(_table(made, grid, found, "") for grid in shown if grid is not None)
+    blocks["corruptions"] = "\n".join(
+        _table(made, grid, found, _main_commands(tables, found, "table2", [task]))
+        for task in TASKS
+        for grid in corruption_grids(main.get(task, ()))
+        if grid.name != "corruption-types"  # AUROC by type: in the report
+    )
     _headline(main, made, found, tables)
     _rotated(main, made, found, tables)
-    lines = missing_words(main)
+    lines = missing_words(main, [what for what in TABLES if not blocks[what]])
     blocks["missing"] = "\n".join(["## What is missing", "", *(f"- {line}" for line in lines)]) if lines else ""
 
 

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from stfseb.report.paper import Found
     from stfseb.report.records import Record
 
+_SEEDS = 10  # of the paper
+_WHAT = {
+    "tempered": "the main tables after one temperature",
+    "dof": "degrees of freedom",
+    "dof-retuned": "degrees of freedom at a tau chosen anew for each",
+    "context-number": "number of context points",
+    "context-source": "source of the context points",
+    "efficiency": "training time and memory",
+    "readings": "readings of the paper",
+    "beyond": "beyond the paper, outlier exposure and deep ensemble among it",
+    "samples": "number of Monte Carlo samples",
+    "tails": "fitted tails",
+}
 _RULES = {"paper": "the paper's", "ours": "ours"}
 
 
@@ -104,8 +117,11 @@ def _command(plan: Plan, tasks: Sequence[str], seeds: Sequence[int]) -> str:
     return " ".join([*words, *(["--retuned"] if plan.what != what else [])])
 
 
-def missing_words(tasks: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Say which tasks and methods of the paper have no runs, from the main runs of each task."""
+def missing_words(tasks: Mapping[str, Sequence[Record]], without: Sequence[str] = ()) -> list[str]:
+    """Say which tasks and methods of the paper have no runs, from the main runs of each task, and which tables none.
+
+    `without` has the tables that have no run, as `stfseb paper` names them.
+    """
     lines = []
     nothing = [task_label(task) for task in TASKS if not tasks.get(task)]
     if nothing:
@@ -114,7 +130,20 @@ def missing_words(tasks: Mapping[str, Sequence[Record]]) -> list[str]:
         absent = [label_of(m) for m in METHODS if tasks.get(task) and m not in {r["method"] for r in tasks[task]}]
         if absent:
             lines.append(f"{task_label(task)}: no runs of {', '.join(absent)}.")
+    few = [f"{task_label(task)} {len(seeds)}" for task in TASKS if 0 < len(seeds := _seeds_of(tasks, task)) < _SEEDS]
+    if few:
+        lines.append(f"Seeds in the main tables, of the paper's {_SEEDS}: {', '.join(few)}.")
+    if without:
+        lines.append(f"No runs on any task: {', '.join(f'{_WHAT[w]} (`{_named(w)}`)' for w in without if w in _WHAT)}.")
     return lines
+
+
+def _seeds_of(tasks: Mapping[str, Sequence[Record]], task: str) -> set[int]:
+    return {int(r.get("seed", 0)) for r in tasks.get(task, ())}
+
+
+def _named(what: str) -> str:
+    return f"stfseb paper {what.removesuffix('-retuned')}{' --retuned' * what.endswith('-retuned')}"
 
 
 def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
@@ -148,6 +177,7 @@ def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
         "looked at. At one T: NLL after the temperature fitted on the validation images; the AUROC is after it too. "
         "Preset: whether the task's preset has these settings now."
         ),
+        *_grid_ends(ranked),
         *(f"{found['study']}: {_trials(found)}; `{search_command(found)}`; stfseb {_code(found.get('code') or {})}."
           for found in ranked),
     )  # fmt: skip
@@ -162,7 +192,7 @@ def _task(found: Mapping[str, Any]) -> str:
 def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, ...]:
     different, space = _different(found), str(found["plan"]["space"])
     repeated = (f"{different} different",) if different < len(found["trials"]) else ()
-    count = Cell(str(len(found["trials"])), below=(*repeated, space))
+    count = Cell(str(len(found["trials"])), below=(*repeated, space, _epochs(found)))
     trial = next((t for t in found["trials"] if t["index"] == choice["trial"]), None)
     if trial is None:
         return (count, Cell("—", below=(str(choice["why"]),)), *[Cell("—")] * 6)
@@ -181,6 +211,25 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
         Cell("—" if auroc is None else f"{100 * auroc:.2f}", auroc),
         Cell("yes" if preset == choice["settings"] else "no"),
     )
+
+
+def _epochs(found: Mapping[str, Any]) -> str:
+    epochs = found["plan"]["training"]["epochs"]
+    return f"{epochs} epoch{'s' * (epochs != 1)}"
+
+
+def _grid_ends(searches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the chosen values that are the first or last of what could be drawn: a better one may lie beyond."""
+    found: dict[str, None] = {}
+    for search in searches:
+        for rule, choice in search["choices"].items():
+            trial = next((t for t in search["trials"] if t["index"] == choice["trial"]), None)
+            for name, value in (trial or {}).get("params", {}).items():
+                drawn = [v for v in search["plan"].get("choices", {}).get(name, ()) if isinstance(v, float)]
+                if drawn and value in (min(drawn), max(drawn)):
+                    who = f"{_task(search)}, {label_of(search['plan']['method'])}, {_epochs(search)}"
+                    found[f"{who}, {_RULES.get(rule, rule)}: {name} {value:g}"] = None
+    return [f"Chosen at an end of the grid: {'; '.join(found)}."] if found else []
 
 
 def _trials(found: Mapping[str, Any]) -> str:

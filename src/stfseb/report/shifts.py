@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROWS = (("acc", "test accuracy, %", 100.0), ("nll", "NLL, nats", 1.0), ("ece", "ECE", 1.0))
+_READ_TOGETHER = (
+    "AUROC: how well corrupted images are told from clean ones. Whether they are still classified rightly is another "
+    "matter: a method that notices them all may have them all wrong."
+)
 _MEASURES = (("acc", "Accuracy, % ↑", 100.0, 2, True), ("nll", "NLL ↓", 1.0, 3, False), ("ece", "ECE ↓", 1.0, 3, False))
 
 
@@ -90,7 +94,7 @@ def _turned(group: Group) -> list[dict[str, Any]]:
 
 
 def corruption_grids(records: Sequence[Record]) -> list[Grid]:
-    """Return the means over corruption types at each severity, and AUROC by type (mean over severities)."""
+    """Return the means over corruption types at each severity, and AUROC and accuracy by type (over severities)."""
     rows = [g for g in groups(records) if _corrupted(g)]
     if not rows:
         return []
@@ -108,19 +112,22 @@ def corruption_grids(records: Sequence[Record]) -> list[Grid]:
             cells.append(
                 _marked([_cell(f, g, scale, digits) for f, g in zip(found, rows, strict=True)], digits, higher)
             )
-    by_type = []
-    for kind in kinds:
-        found = [_mean(g, "auroc", kind=kind) for g in rows]
-        by_type.append(tuple(_marked([_cell(f, g, 100.0, 2) for f, g in zip(found, rows, strict=True)], 2, True)))
+    by_type: dict[str, tuple[tuple[Cell, ...], ...]] = {}
+    for key in ("auroc", "acc"):
+        means = [[_cell(_mean(g, key, kind=kind), g, 100.0, 2) for g in rows] for kind in kinds]
+        by_type[key] = tuple(tuple(_marked(row, 2, True)) for row in means)
     own = next((g.label for g in rows if g.ours), "")
     down = tuple(tuple(column[i] for column in cells) for i in range(len(rows)))
     notes = tuple(dict.fromkeys(f"{suite}: {n}." for g in rows for p in _corrupted(g) for n in p.get("notes") or []))
     return [
         Grid("corruptions", f"{title}: {suite}, mean over {len(kinds)} types", ("Method",), tuple(columns),
-             tuple((g.label,) for g in rows), down, notes, own=own, sortable=True),
-        Grid("corruption-types", f"{title}: AUROC of clean against corrupted images by type, %", ("Type",),
-             tuple(g.label for g in rows), tuple((k.replace("_", " "),) for k in kinds), tuple(by_type), (),
-             own=own, sortable=True),
+             tuple((g.label,) for g in rows), down, (_READ_TOGETHER, *notes), own=own, sortable=True),
+        *(Grid(name, f"{title}: {words} by type, %", ("Type",), tuple(g.label for g in rows),
+               tuple((k.replace("_", " "),) for k in kinds), by_type[key], (), own=own, sortable=True)
+          for name, key, words in (
+              ("corruption-types", "auroc", "AUROC of clean against corrupted images"),
+              ("corruption-accuracy", "acc", "accuracy on corrupted images"),
+          )),
     ]  # fmt: skip
 
 

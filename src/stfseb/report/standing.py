@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stfseb.experiments.paper.plan import task_label
 from stfseb.report.differences import OURS, difference_cell, paired_cell
 from stfseb.report.grid import Cell, Grid
-from stfseb.report.paper import beside, number_cell, signed
+from stfseb.report.paper import about_data, beside, number_cell, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +45,7 @@ def held_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
             f"Held in {count} of {len(rows)} cells: at least as good as the paper's mean, or worse by no more than one "
             "of its standard deviations (sd). Positive is above the paper's figure, whichever direction is better."
         ),
+        *_data(plans, found),
     )
     columns = ("ST-FS-EB", "The paper's", "Difference, sd", "Within one sd")
     return _grid("held", "ST-FS-EB against the paper's ST-FS-EB", columns, rows, notes)
@@ -75,7 +76,9 @@ class _Race:
         return self.difference.rank == (1 if self.ahead >= 0 else 2)
 
 
-def race_grids(plans: Sequence[Plan], found: Found, name: str = "best", where: str = "") -> list[Grid]:
+def race_grids(
+    plans: Sequence[Plan], found: Found, name: str = "best", where: str = "", notes: Sequence[str] = ()
+) -> list[Grid]:
     """Return two tables: the rows in which ST-FS-EB is best of the methods run, or level, and the other rows."""
     best: list[Row] = []
     behind: list[Row] = []
@@ -96,12 +99,15 @@ def race_grids(plans: Sequence[Plan], found: Found, name: str = "best", where: s
         if absent:
             fewer.setdefault((stub[0], absent), []).append(quantity.title)
     total = len(best) + len(behind)
-    notes = (
+    said_once = (
         (
             "Ours minus it: mean over the seeds that both have, with the 95 % interval of the paired t test; bold "
             "where it leaves out zero in favour of ST-FS-EB, underlined where against it. In sd: the difference of the "
-            "means in seed-to-seed standard deviations (root mean square of the two methods')."
+            "means in seed-to-seed standard deviations (root mean square of the two methods'). The other method is the "
+            "best of its row, picked after the fact."
         ),
+        *notes,
+        *_data(plans, found),
         *(f"{task}: {absent} not there to compare with ({', '.join(m)})." for (task, absent), m in fewer.items()),
     )
     first_note = f"{len(best)} of {total} rows; in {sure[0]} of them the 95 % interval leaves out zero, in its favour."
@@ -116,7 +122,7 @@ def race_grids(plans: Sequence[Plan], found: Found, name: str = "best", where: s
         for part, title, column, rows, said in found_rows
         if (grid := _grid(part, title + where, tuple(c.format(column) for c in columns), rows, (said,)))
     ]
-    return [*grids[:-1], *(replace(grid, notes=(*grid.notes, *notes)) for grid in grids[-1:])]  # said once
+    return [*grids[:-1], *(replace(grid, notes=(*grid.notes, *said_once)) for grid in grids[-1:])]
 
 
 def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity) -> _Race | None:
@@ -167,6 +173,11 @@ def variant_differences(plan: Plan, found: Found, task: str) -> Grid | None:
         tuple(rows.values()),
         (note,),
     )
+
+
+def _data(plans: Sequence[Plan], found: Found) -> list[str]:
+    """Name the sets that are stand-ins or subsets: the paper's figures are of others."""
+    return list(dict.fromkeys(line for plan in plans for line in about_data(plan, found, plan.tasks)))
 
 
 def _ours(plans: Sequence[Plan]) -> Iterator[tuple[Plan, str, Variant, Quantity]]:

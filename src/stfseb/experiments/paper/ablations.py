@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble_with_aurocs, tasks_of
+from stfseb.data.tasks import load_task
+from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble_with_aurocs, task_label, tasks_of
 
 DOFS = (2.1, 3.0, 5.0, 10.0, 20.0, math.inf)
 NUMBERS = (32, 64, 128)
@@ -21,11 +22,14 @@ _NOTES = {
             "(dof + N_c)/(dof - 2) times the Gaussian's."
         ),
     ),
-    "context-number": (),
+    "context-number": (
+        "Dof, sigma and tau are the preset's, whatever the number: the prior of more points is stronger.",
+    ),
     "context-source": (
         (
             "Auxiliary: the task's context set, which is a kind of outlier exposure. Train: the training images, "
-            "not augmented. None: the function term is left out."
+            "not augmented. None: the function term is left out. Dof, sigma and tau are the preset's, which is for the "
+            "auxiliary set."
         ),
     ),
 }
@@ -49,10 +53,13 @@ def plan(what: str, asked: Asked) -> Plan:
     """Return the plan of an ablation; the method is ST-FS-EB whatever methods were asked for."""
     if what == "context-source":
         asked = replace(asked, context=None)  # each column chooses its own
+    tasks = tasks_of(asked)
+    notes: tuple[str, ...] = _NOTES[what]
+    if what == "dof":
+        own = [f"{task_label(name)} {dof_label(float(load_task(name).presets['stfseb']['dof']))}" for name in tasks]
+        notes = (*notes, f"Sigma and tau are those of the preset, which has dof {', '.join(own)}.")
     keys = ("acc", "ece", "nll") if what == "context-source" else ("acc", "nll")
-    return assemble_with_aurocs(
-        what, TITLES[what], asked, tasks_of(asked), lambda _: variants(what), keys, notes=_NOTES[what]
-    )
+    return assemble_with_aurocs(what, TITLES[what], asked, tasks, lambda _: variants(what), keys, notes=notes)
 
 
 def dof_key(dof: float) -> str:

@@ -9,8 +9,9 @@ TASKS = ("mnist", "fmnist", "cifar10")
 METHODS = ("stfseb", "mcdropout", "map")
 _NOTE = (
     "The inverse of the degrees of freedom of a Student's t with location zero, fitted by maximum likelihood: 0 is a "
-    "Gaussian, 1 a Cauchy distribution. Weights: every tensor divided by its root mean square. ST-FS-EB's own priors "
-    "ask for such tails; what they are without it, the other methods show."
+    "Gaussian, 1 a Cauchy distribution; 20 is where the fit's range ends, and no estimate. Weights: every tensor "
+    "divided by its root mean square. ST-FS-EB's own priors ask for such tails; what they are without it, the other "
+    "methods show."
 )
 
 

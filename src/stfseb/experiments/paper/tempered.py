@@ -6,14 +6,25 @@ is not preferred for the sharpness of its outputs, which one number mends. Here 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, label_of, methods_of, tasks_of
 from stfseb.experiments.paper.quantities import quantities
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NOTE = (
     "One temperature a run divides the outputs of every weight sample; it minimises the NLL of the validation images, "
     "and no test image is looked at. Above 1: the network was too sure of itself."
 )
+CORRUPTED = "Corrupted images were not evaluated with a temperature: their rows are among the raw ones alone."
+
+
+def corrupted_note(tasks: Sequence[str]) -> tuple[str, ...]:
+    """Return what is to be said where one of the tasks has corrupted images."""
+    return (CORRUPTED,) if any(load_task(name).shifts.corruption is not None for name in tasks) else ()
 
 
 def plan(what: str, asked: Asked) -> Plan:
@@ -32,5 +43,5 @@ def plan(what: str, asked: Asked) -> Plan:
         dict.fromkeys(tasks, variants),
         found,
         dict.fromkeys(tasks, ("temperature",)),
-        notes=(_NOTE,),
+        notes=(_NOTE, *corrupted_note(tasks)),
     )
