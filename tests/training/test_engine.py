@@ -2,6 +2,7 @@
 
 import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -342,6 +343,22 @@ def test_a_population_is_fit_many_times(data, context):
         assert member.result.best_validation_nll == pytest.approx(result.best_validation_nll)
         for p, q in zip(alone.parameters(), member.method.parameters(), strict=True):
             assert torch.equal(p, q)
+
+
+def test_a_finished_run_leaves_its_memory_to_the_next(data):
+    gone = []
+
+    def make():
+        if gone:
+            gc.collect()
+            assert gone[-1]() is None
+        method = MAP(make_net())
+        gone.append(weakref.ref(method))
+        return method
+
+    outcomes = fit_population([Member(str(i), make) for i in range(3)], data, data, epochs=1)
+    for _ in range(3):
+        assert next(outcomes).result is not None
 
 
 def test_a_population_prunes(data):

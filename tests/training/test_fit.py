@@ -306,6 +306,13 @@ def test_progress_without_a_terminal_is_a_line_an_epoch(moons, capsys):
     assert "validation NLL" in lines[0]
 
 
+def test_settings_of_a_captured_step_do_not_outlive_it(moons):
+    """They lie on the card, and the method may be moved and trained elsewhere."""
+    method = MCDropout(make_net(), samples=1)
+    run(moons, method, epochs=1, callback=lambda _: method.make_live(method.like))  # as capturing does
+    assert method.live == {}
+
+
 def test_callback_sees_every_epoch(moons):
     seen = []
     run(moons, callback=seen.append)

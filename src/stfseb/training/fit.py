@@ -107,20 +107,23 @@ def fit(
         check_split(method, batches, "train")
         check_split(method, held_out, "validation")
         file = None if checkpoint is None else Path(checkpoint).expanduser()
-        training = Training(method, batches, held_out, protocol, checkpoint=file, checkpoint_every=checkpoint_every)
-        with TrainingProgress(method.label, epochs, training.steps, show=progress) as display, training.interrupts:
-            if training.completed or training.partial is not None:
-                made = 0 if training.partial is None else training.partial.steps
-                display.resumed(training.completed * training.steps + made, f"resumed {resumed_at(training)}")
-            while not training.done:
-                number = training.completed + 1
-                training.begin(number, display.step)
-                entry = training.finish(number)
-                display.epoch(entry, training.result.best_epoch == number)
-                if callback is not None:
-                    callback(entry)
-                training.keep()
-        return conclude(training, training.restore_best())
+        try:
+            training = Training(method, batches, held_out, protocol, checkpoint=file, checkpoint_every=checkpoint_every)
+            with TrainingProgress(method.label, epochs, training.steps, show=progress) as display, training.interrupts:
+                if training.completed or training.partial is not None:
+                    made = 0 if training.partial is None else training.partial.steps
+                    display.resumed(training.completed * training.steps + made, f"resumed {resumed_at(training)}")
+                while not training.done:
+                    number = training.completed + 1
+                    training.begin(number, display.step)
+                    entry = training.finish(number)
+                    display.epoch(entry, training.result.best_epoch == number)
+                    if callback is not None:
+                        callback(entry)
+                    training.keep()
+            return conclude(training, training.restore_best())
+        finally:
+            method.live.clear()  # the captured step's, on its device: from here on the settings themselves count
 
 
 def conclude(training: Training, result: FitResult) -> FitResult:

@@ -11,6 +11,7 @@ A run's masks come from a generator of its own, so that its result does not depe
 from __future__ import annotations
 
 import copy
+import gc
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -117,13 +118,20 @@ def fit_population(
                 ended = [current for current in running if current.step(prune)]
                 if interrupts.caught is not None:
                     raise _stopped(running, interrupts.caught)
-            for current in ended:
-                running.remove(current)
-                outcome = current.outcome()
-                streams.append(current.stream)
-                if isinstance(current.training.engine, CapturedEngine):
-                    free.append(current.training.engine)
-                yield outcome
+            while ended:  # no name is left that would keep a run's memory while the next one is made
+                yield _left(ended.pop(0), running, streams, free)
+
+
+def _left(
+    ended: _Place, running: list[_Place], streams: list[torch.cuda.Stream | None], free: list[CapturedEngine]
+) -> Outcome:
+    """Return how a run ended; its stream and its captured step are free again."""
+    running.remove(ended)
+    outcome = ended.outcome()
+    streams.append(ended.stream)
+    if isinstance(ended.training.engine, CapturedEngine):
+        free.append(ended.training.engine)
+    return outcome
 
 
 def _stopped(running: list[_Place], signum: int) -> Interrupted:
@@ -185,7 +193,8 @@ class _Place:
                 engine.take_over(self.method, batches)
                 return engine
         if free:
-            free.pop(0)  # its memory goes to the one that is captured now
+            free.pop(0)  # its memory goes to the one that is captured now,
+            gc.collect()  # also that of objects which refer to each other
         return None
 
     def step(self, prune: Callable[[Member, list[dict[str, Any]]], bool] | None) -> bool:
