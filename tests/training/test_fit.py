@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stfseb import MAP, STFSEB, MCDropout, StfsebError, fit
+from stfseb.training import batches
 from stfseb.training.batches import ResidentBatches, split_off
 from stfseb.training.engine import EagerEngine, make_optimiser
 from stfseb.training.fit import CollapseWarning, DivergedError
@@ -175,6 +176,32 @@ def test_streamed_minibatches_are_augmented_too(moons):
         found.append(fit(method, loader, validation, epochs=1, augment=augment, progress=False).best_validation_nll)
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert found[0] != pytest.approx(found[2], rel=1e-3)
+
+
+def test_data_that_do_not_fit_are_streamed(moons, monkeypatch, caplog, tmp_path):
+    """The same run, to the digit, and the same checkpoint's; the log says it."""
+    found = []
+    for room in (True, False):
+        monkeypatch.setattr(batches, "fits", lambda pair, device, room=room: room)
+        method, result = run(moons, augment=lambda x: x + 0.1, epochs=3)
+        found.append((weights(method), result.best_validation_nll))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
+    assert "train does not fit into the memory of cpu" in caplog.text
+    for room in (False, True):
+        monkeypatch.setattr(batches, "fits", lambda pair, device, room=room: room)
+        run(moons, checkpoint=tmp_path / "run")
+
+
+@pytest.mark.gpu
+def test_streamed_data_train_on_the_card(moons, monkeypatch):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    assert batches.fits(moons[0], torch.device("cuda"))
+    monkeypatch.setattr(batches, "_ROOM", 0.0)
+    _, result = run(moons, epochs=20, device="cuda")
+    assert "the data are streamed" in result.engine
+    assert result.history[-1]["validation_accuracy"] > 0.9
 
 
 def test_one_row_left_over_and_batch_norm():

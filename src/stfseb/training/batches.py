@@ -1,4 +1,4 @@
-"""Minibatches from what people have: tensors and arrays (kept on the device), a Dataset or a DataLoader.
+"""Minibatches from what people have: tensors and arrays (on the device where they fit), a Dataset or a DataLoader.
 
 The order of an epoch is a function of (seed, epoch) alone, so that a run can be resumed at any epoch.
 """
@@ -6,6 +6,7 @@ The order of an epoch is a function of (seed, epoch) alone, so that a run can be
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,9 @@ from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels
 from stfseb.methods.context import generator
 
+log = logging.getLogger("stfseb")
+
+_ROOM = 0.7  # of a device's free memory that examples may take
 Batch = tuple[Tensor, Tensor]
 Augment = Callable[..., Tensor]
 
@@ -69,6 +73,34 @@ class ResidentBatches:
     def examples(self, count: int) -> Batch:
         """Return the first `count` examples."""
         return self.x[:count], self.y[:count]
+
+
+class HostBatches:
+    """Examples that do not fit on the device: in the host's memory, in the order that resident ones would have.
+
+    Steps are launched ahead of the device, so a minibatch is gathered while the device works on those before it.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, batch_size: int, seed: int, device: torch.device, augment: Augment | None = None
+    ) -> None:
+        self.held = ResidentBatches(x, y, batch_size, seed, torch.device("cpu"))
+        self.num_data, self.batch_size = self.held.num_data, self.held.batch_size
+        self.device, self.augment = device, augment
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the minibatches of one epoch, moved to the device and augmented there."""
+        for rows, y in self.held.epoch(number):
+            x = self._sent(rows)
+            yield (x if self.augment is None else self.augment(x)), self._sent(y)
+
+    def examples(self, count: int) -> Batch:
+        """Return the first `count` examples, where they are."""
+        return self.held.examples(count)
+
+    def _sent(self, part: Tensor) -> Tensor:
+        # From pinned memory the host need not wait for the copy; torch keeps it until the copy is done.
+        return (part.pin_memory() if self.device.type == "cuda" else part).to(self.device, non_blocking=True)
 
 
 class LoaderBatches:
@@ -146,18 +178,32 @@ def make_batches(
     augment: Augment | None = None,
     what: str = "train",
 ) -> Batches:
-    """Return the minibatches of `data`, resident where it is tensors, streamed otherwise."""
+    """Return the minibatches of `data`, resident where it is tensors that fit on the device, streamed otherwise."""
     pair = as_pair(data, what)
     if pair is not None:
-        return ResidentBatches(*pair, batch_size, seed, device, augment)
+        if fits(pair, device):
+            return ResidentBatches(*pair, batch_size, seed, device, augment)
+        log.warning("%s does not fit into the memory of %s: its minibatches are sent there one by one", what, device)
+        return HostBatches(*pair, batch_size, seed, device, augment)
     if isinstance(data, DataLoader):
         return LoaderBatches(data, device, augment, what)
     if isinstance(data, IterableDataset):
         raise StfsebError(f"{what} is an IterableDataset, which has no length: the objective needs it")
     if isinstance(data, Dataset):
         shuffle = hasattr(data, "__len__") and len(data) > 0  # else torch's sampler has an error of its own
-        return LoaderBatches(DataLoader(data, batch_size, shuffle=shuffle), device, augment, what)
+        pinned = device.type == "cuda"
+        return LoaderBatches(DataLoader(data, batch_size, shuffle=shuffle, pin_memory=pinned), device, augment, what)
     raise StfsebError(f"{what} is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
+
+
+def fits(pair: Batch, device: torch.device) -> bool:
+    """Tell whether a device has room for these examples and a share of its memory left to train with."""
+    if device.type != "cuda":
+        return True
+    wanted = sum(part.numel() * part.element_size() for part in pair if part.device != device)
+    free = torch.cuda.mem_get_info(device)[0]
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return wanted <= _ROOM * (free + unused)
 
 
 def split_off(data: Any, fraction: float) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from stfseb.methods.base import Method, Terms, check_count, check_positive
 from stfseb.methods.context import generator
 from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
-from stfseb.training.batches import Batches, ResidentBatches
+from stfseb.training.batches import Batches, LoaderBatches, ResidentBatches
 from stfseb.training.engine import CapturedEngine, EagerEngine, Engine, make_engine, make_optimiser
 from stfseb.training.folds import NoMemoryError, is_out_of_memory
 from stfseb.training.interrupts import Interrupted, Interrupts
@@ -285,7 +285,7 @@ class Training:
 
 def check_split(method: Method, batches: Batches, what: str) -> None:
     """Raise a one-line error unless these examples fit the method's network and likelihood."""
-    x, y = batches.examples(batches.num_data if isinstance(batches, ResidentBatches) else batches.batch_size)
+    x, y = batches.examples(batches.batch_size if isinstance(batches, LoaderBatches) else batches.num_data)
     check_pixels(x, f"{what} x")
     method._outputs = None  # found anew: what the network makes of one split says nothing of another's shape
     try:

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError
 from stfseb.training import checkpoint, randomness
-from stfseb.training.batches import Batches, LoaderBatches, ResidentBatches
+from stfseb.training.batches import Batches, HostBatches, LoaderBatches, ResidentBatches
 from stfseb.training.engine import EagerEngine
 from stfseb.training.folds import contexts
 
@@ -279,6 +279,7 @@ def identity_of(method: Method, batches: Batches, held_out: Batches, protocol: P
 
 
 def _described(batches: Batches) -> str:
+    batches = batches.held if isinstance(batches, HostBatches) else batches
     if isinstance(batches, ResidentBatches):
         return f"{_fingerprint(batches.x)}-{_fingerprint(batches.y)}"
     kind = type(batches.loader.dataset).__name__ if isinstance(batches, LoaderBatches) else type(batches).__name__
