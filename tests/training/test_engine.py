@@ -300,6 +300,33 @@ def test_masks_stay_independent_when_compiled_on_the_cpu():
     method.folded.lanes = None
 
 
+@pytest.mark.slow
+def test_compiled_steps_are_the_uncompiled_ones_under_dropout():
+    """One mask in the forward and in the backward pass, that of the generator: else the weights would part."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(96, 1, 8, 8, generator=g), torch.randint(3, (96,), generator=g)
+    found = []
+    for compiled, seed in ((False, 3), (True, 3), (False, 4)):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 3))
+        method = STFSEB(net, 1 - x, num_context=8, samples=3).train()
+        method.reseed(0)
+        batches, optimiser = ResidentBatches(x, y, 32, 0, CPU), make_optimiser(method, lr=1e-2)
+        generator = torch.Generator().manual_seed(seed)
+        step = StaticStep(method, batches, optimiser, "float32", steps=3, size=32, generator=generator)
+        step.load(batches.order(1))
+        step.learn_plan()
+        if compiled:
+            step.forward = torch.compile(step.forward, dynamic=False)
+        for _ in range(3):
+            optimiser.zero_grad()
+            step()
+        release(method)
+        found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.allclose(found[0], found[1], atol=1e-5)
+    assert not torch.allclose(found[0], found[2], atol=1e-3)  # other masks
+
+
 def test_lanes_of_predictions_are_the_seeds(mini):
     torch.manual_seed(0)
     method = MCDropout(SmallCNN(), samples=3)
