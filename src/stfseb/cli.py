@@ -241,11 +241,11 @@ def report(
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
     """Make the page, plots and tables of a folder of results anew from its records."""
-    from stfseb.report.page import write_report
+    from stfseb.report.page import title_for, write_report
     from stfseb.report.reading import read_results
 
     records = read_results(folder)
-    print(f"Report: {write_report(records, folder, title or folder.name)}")
+    print(f"Report: {write_report(records, folder, title or title_for(folder))}")
 
 
 @app.command()

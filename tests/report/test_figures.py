@@ -152,3 +152,19 @@ def test_svg_for_the_page_is_labelled_and_takes_the_page_colours(records):
     assert "var(--ink)" in text
     assert "#1c2733" not in text
     assert 'id="plot-1-figure_1"' in text
+
+
+def test_frames_stay_below_a_hundred_percent_and_close_to_what_is_drawn():
+    """Accuracies around 99 %: no tick above 100, and the marks are not lost in a frame made for 80 %."""
+    records = [
+        {"task": "t", "method": m, "label": m, "metrics": {"acc": 0.990 + i * 1e-3, "auroc/a": 0.97 + i * 0.006}}
+        for i, m in enumerate(["stfseb", "fseb", "gfsvi", "mcdropout", "mfvi"])
+    ]
+    (ax,) = figures.headline(records).axes
+    assert max(ax.get_xticks()) <= 100
+    assert max(ax.get_yticks()) <= 100
+    left, right = ax.get_xlim()
+    assert right - left < 2  # of accuracies that span 0.4
+    low = [r | {"metrics": {"acc": 0.80 + i * 1e-3, "auroc/a": 0.7}} for i, r in enumerate(records)]
+    left, right = figures.headline(low).axes[0].get_xlim()
+    assert right - left > 4  # far from 100 the same differences are seed noise

@@ -152,3 +152,19 @@ def test_records_that_cannot_be_used_are_refused():
     with pytest.raises(StfsebError, match="run x has no 'metrics'"):
         check([{"id": "x", "task": "t", "method": "map"}])
     assert check([run(acc=0.1), run(acc=0.2)])[0]["metrics"] == {"acc": 0.2}  # the same id: the last counts
+
+
+def test_times_of_runs_that_shared_a_card_are_not_ranked():
+    records = [
+        {"task": "t", "method": m, "label": m, "seed": 0, "metrics": {}, "seconds": s, "peak_memory_mb": None}
+        | {"machine": {"device": "cuda: a card"}, "seconds_per_epoch": s / 10, "best_epoch": 3}
+        for m, s in (("stfseb", 20.0), ("map", 10.0))
+    ]
+    shared = tables.cost_table(records)
+    assert not any(cell.rank for row in shared.cells for cell in row)
+    assert "trained several at a time on one card" in shared.notes[-1]
+    alone = tables.cost_table([r | {"peak_memory_mb": 100.0} for r in records])
+    assert [row[0].rank for row in alone.cells] == [2, 1]
+    assert "several at a time" not in " ".join(alone.notes)
+    on_cpu = tables.cost_table([r | {"machine": {"device": "cpu"}} for r in records])
+    assert [row[0].rank for row in on_cpu.cells] == [2, 1]

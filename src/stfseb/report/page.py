@@ -13,7 +13,7 @@ from stfseb.report import figures, shifts, tables
 from stfseb.report.arrange import Arranged, arranged
 from stfseb.report.headline import headline_section
 from stfseb.report.paper_section import paper_section
-from stfseb.report.records import Record, check, groups, missing_sets, ood_families, title_of
+from stfseb.report.records import SHARED, Record, check, groups, missing_sets, ood_families, shared_card, title_of
 from stfseb.report.style import inline_svg, rendered
 
 if TYPE_CHECKING:
@@ -154,6 +154,12 @@ def write_report(
     return out / "report.html"
 
 
+def title_for(folder: Path) -> str:
+    """Return the title of a results folder's page."""
+    name = folder.resolve().name
+    return "Results" if name == "results" else f"Results in {name}"
+
+
 def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, Any]:
     from markupsafe import Markup
 
@@ -169,7 +175,7 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
         "title": title_of(records),
         "cards": _cards(main),
         "main": {"html": Markup(main.to_html()), "notes": main.notes},
-        "more": [{"html": Markup(t.to_html()), "title": t.title} for t in more],
+        "more": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.own_notes} for t in more],
         "corrupted": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.notes} for t in corrupted],
         "others": _others(entry, slug, files),
         "notes": list(dict.fromkeys([*_conditions(entry), *(str(n) for r in records for n in r.get("notes") or [])])),
@@ -225,11 +231,12 @@ def _plot(plot: Plot, records: Sequence[Record], slug: str, files: dict[Path, by
     name = f"{slug}-{plot.name}"
     for kind in ("png", "pdf"):
         files[Path("plots") / f"{name}.{kind}"] = rendered(figure, kind)
-    words = f"{plot.title}, {title_of(records)}. {plot.caption}"
+    caption = f"{plot.caption} {SHARED}" if plot.name == "cost" and shared_card(records) else plot.caption
+    words = f"{plot.title}, {title_of(records)}. {caption}"
     narrow = plot.draw(records, columns=1) if plot.panels and len(figure.axes) > 1 else None
     return {
         "title": plot.title,
-        "caption": plot.caption,
+        "caption": caption,
         "name": name,
         "wide": Markup(inline_svg(figure, words, name)),
         "narrow": None if narrow is None else Markup(inline_svg(narrow, words, f"{name}-narrow")),

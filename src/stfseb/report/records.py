@@ -15,6 +15,20 @@ ORDER = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
 OTHER_SCORES = ("entropy", "mutual_information")
 
 
+SHARED = (
+    "These runs were trained several at a time on one card: a time depends on what ran beside it and is no measure of "
+    "a method's cost. 'stfseb paper efficiency' measures that, one run after the other."
+)
+
+
+def shared_card(records: Sequence[Record]) -> bool:
+    """Tell whether any run had its card with others: those alone on one have a peak of memory."""
+    return any(
+        str((r.get("machine") or {}).get("device", "")).startswith("cuda") and r.get("peak_memory_mb") is None
+        for r in records
+    )
+
+
 def plain(key: str) -> str:
     """Return a method's key without case and punctuation: 'MC-Dropout' and 'mc_dropout' are one."""
     return "".join(c for c in key.lower() if c.isalnum())

@@ -9,7 +9,7 @@ from stfseb.errors import StfsebError
 from stfseb.experiments.paper.carry_out import FAILED, Carried, carry_out, missing_of
 from stfseb.experiments.paper.plan import task_label
 from stfseb.files import write_bytes, write_json, write_text
-from stfseb.report.page import write_report
+from stfseb.report.page import title_for, write_report
 from stfseb.report.paper import Found, paper_grids
 from stfseb.report.reading import read_results
 
@@ -61,7 +61,7 @@ def reproduce(
             made.lines += _draw(plan, found, results)
         else:
             made.grids += paper_grids(plan, found)
-    page = write_report(records, results, _title(results), plans=plans, missing=carried.missing)
+    page = write_report(records, results, title_for(results), plans=plans, missing=carried.missing)
     for grid in made.grids:
         write_json(results / "tables" / f"{grid.name}.json", grid.to_json())
         write_text(results / "tables" / f"{grid.name}.md", grid.to_markdown())
@@ -87,11 +87,6 @@ def _look(plans: Sequence[Plan], results: Path, announce: Callable[[str], None],
 
 def _read(results: Path) -> list[dict[str, Any]]:
     return read_results(results, None if any(results.rglob("record.json")) else ())
-
-
-def _title(results: Path) -> str:
-    name = results.resolve().name
-    return "Results" if name == "results" else f"Results in {name}"
 
 
 def _draw(plan: Plan, found: Found, results: Path) -> list[str]:

@@ -39,6 +39,9 @@ def scatter(
     for ax, points in zip(axes, panels, strict=True):
         ax.set_xlim(*across)
         ax.set_ylim(*up)
+        for axis, (low, high) in ((ax.yaxis, up), *(() if from_zero else ((ax.xaxis, across),))):
+            ticks = [float(t) for t in axis.get_major_locator().tick_values(low, high)]
+            axis.set_ticks([t for t in ticks if low <= t <= min(high, 100.0 + 1e-9)])
         _name_points(ax, [(short_name(g.label), s, x.mean, y.mean) for g, s, x, y in points])
 
 
@@ -66,10 +69,11 @@ def _points(ax: Axes, rows: Sequence[Group], x_of: Value, y_of: Value) -> list[P
 def _frame(values: Sequence[Spread], least: float) -> tuple[float, float]:
     low = min(v.mean - (v.std or 0) for v in values)
     high = max(v.mean + (v.std or 0) for v in values)
-    room = 0.62 * max(high - low, least)
+    # Both axes are percent: near 100 there is less noise to hide, and nothing lies above, but a mark there needs room.
+    span = max(high - low, min(least, max(least / 5, 2 * (100 - high))))
+    room = 0.62 * span
     middle = (low + high) / 2
-    # Both axes are percent: nothing lies above 100, but a mark at 100 needs its half.
-    return middle - room, max(min(middle + room, 101.5), high + 0.02 * room)
+    return middle - room, max(min(middle + room, 100 + 0.12 * span), high + 0.02 * room)
 
 
 def _name_points(ax: Axes, points: Sequence[tuple[str, dict[str, Any], float, float]]) -> None:

@@ -10,7 +10,18 @@ import html
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stfseb.report.records import Group, Record, Spread, by_task, groups, ood_families, spread, title_of
+from stfseb.report.records import (
+    SHARED,
+    Group,
+    Record,
+    Spread,
+    by_task,
+    groups,
+    ood_families,
+    shared_card,
+    spread,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +65,7 @@ class Table:
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
     cells: tuple[tuple[Cell, ...], ...]
+    own_notes: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -73,7 +85,7 @@ class Table:
                     f"† {group.label}: {len(group.collapsed)} of {len(group.records)} runs collapsed to a "
                     f"constant prediction (seed {seeds}); included in the mean."
                 )
-        return lines
+        return [*lines, *self.own_notes]
 
     def cut(self, most: int) -> Table:
         """Return the table with its first rows alone."""
@@ -176,15 +188,18 @@ def ood_table(records: Sequence[Record], name: str, sets: Sequence[str]) -> Tabl
 
 
 def cost_table(records: Sequence[Record]) -> Table:
-    """Return what training cost: time, memory, epochs."""
+    """Return what training cost: time, memory, epochs; times of runs that shared a card are not ranked."""
+    shared = shared_card(records)
+    better = None if shared else False
     columns = [
-        Column("Training", lambda r: r.get("seconds"), False, 1, 1, "s"),
-        Column("An epoch", lambda r: r.get("seconds_per_epoch"), False, 1, 2, "s"),
+        Column("Training", lambda r: r.get("seconds"), better, 1, 1, "s"),
+        Column("An epoch", lambda r: r.get("seconds_per_epoch"), better, 1, 2, "s"),
         Column("Peak memory", lambda r: r.get("peak_memory_mb"), False, 1, 0, "MB"),
         Column("Epochs", lambda r: len(r.get("history") or []) or None, None, 1, 0),
         Column("Best epoch", lambda r: r.get("best_epoch"), None, 1, 0),
     ]
-    return build("cost", f"{title_of(records)}: cost of training", records, columns)
+    table = build("cost", f"{title_of(records)}: cost of training", records, columns)
+    return replace(table, own_notes=(SHARED,)) if shared else table
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
