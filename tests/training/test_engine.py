@@ -15,7 +15,7 @@ from stfseb.methods.predictor import Predictor
 from stfseb.networks.dropout import Block, Lanes
 from stfseb.training import static_step
 from stfseb.training.batches import ResidentBatches
-from stfseb.training.engine import CapturedEngine, EagerEngine, make_engine, make_optimiser
+from stfseb.training.engine import CapturedEngine, EagerEngine, _fastest, make_engine, make_optimiser
 from stfseb.training.population import Member, fit_population
 from stfseb.training.static_step import StaticStep, release
 
@@ -214,6 +214,32 @@ def test_a_failed_capture_leaves_no_trace(data, context, captures, monkeypatch):
         found.append(epochs_of(EagerEngine(method, batches, optimiser, "float32")))
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind", "words"),
+    [
+        ((), CapturedEngine, "captured, float32, compiled"),
+        ((True,), CapturedEngine, "captured, float32 (compilation failed: RuntimeError: no compiler)"),
+        ((True, False), EagerEngine, "eager, float32 (capture failed: RuntimeError: no compiler)"),
+    ],
+)
+def test_the_fastest_engine_that_runs_is_taken_and_said(data, captures, monkeypatch, caplog, fails, kind, words):
+    def capture(engine, step, compiled, pool=None):
+        if compiled in fails:
+            raise RuntimeError("no compiler\nand much more")
+        return warmed_up(engine, step, compiled, pool)
+
+    monkeypatch.setattr(CapturedEngine, "_capture", capture)
+    method = MAP(make_net())
+    given = method, ResidentBatches(*data, 35, 0, CPU), make_optimiser(method), "float32"
+    engine = _fastest(*given, compiled=True, strict=False)
+    assert type(engine) is kind
+    assert engine.description == words
+    assert len(caplog.messages) == len(fails)
+    if fails:
+        with pytest.raises(RuntimeError, match="no compiler"):
+            _fastest(*given, compiled=True, strict=True)
 
 
 def test_only_runs_of_the_same_kind_share_a_step(context):

@@ -7,6 +7,7 @@ log and in the result.
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -279,21 +280,37 @@ def make_engine(
         engine = EagerEngine(method, batches, optimiser, chosen, why)
     else:
         steps = epochs * (batches.num_data // batches.batch_size)
-        try:
-            engine = CapturedEngine(
-                method,
-                batches,
-                optimiser,
-                chosen,
-                compiled=worth_compiling(steps) if compiled is None else compiled,
-            )
-        except Exception as error:  # a module may do anything in its forward; eager can run it
-            if capture:
-                raise
-            reason = f"capture failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            engine = EagerEngine(method, batches, optimiser, chosen, reason[:200])
+        wanted = worth_compiling(steps) if compiled is None else compiled
+        engine = _fastest(method, batches, optimiser, chosen, compiled=wanted, strict=bool(capture))
     log.info("%s trains %s", method.label, engine.description)
     return engine
+
+
+def _fastest(
+    method: Method,
+    batches: ResidentBatches,
+    optimiser: torch.optim.Optimizer,
+    precision: str,
+    *,
+    compiled: bool,
+    strict: bool,
+) -> Engine:
+    """Return a captured engine, uncompiled where there is no compiler, and an eager one where nothing else runs."""
+    reason = ""
+    for how in (True, False) if compiled else (False,):
+        try:
+            engine = CapturedEngine(method, batches, optimiser, precision, compiled=how)
+        except Exception as error:  # a module may do anything in its forward; eager can run it
+            if strict:
+                raise
+            said = str(error).splitlines()[0] if str(error) else ""
+            reason = f"{'compilation' if how else 'capture'} failed: {type(error).__name__}: {said}"[:200]
+        else:
+            engine.description += f" ({reason})" if reason else ""
+            return engine
+        gc.collect()  # what the attempt has left on the card
+        log.warning("%s: %s; training goes on more slowly", method.label, reason)
+    return EagerEngine(method, batches, optimiser, precision, reason)
 
 
 def _cannot_capture(method: Method, batches: Batches) -> str:
