@@ -11,7 +11,6 @@ from torch import nn
 
 from stfseb import GFSVI, MAP, MFVI, STFSEB, MCDropout, SmallCNN, fit
 from stfseb.errors import StfsebError
-from stfseb.methods.predictor import Predictor
 from stfseb.networks.dropout import Block, Lanes
 from stfseb.training import static_step
 from stfseb.training.batches import ResidentBatches
@@ -353,24 +352,6 @@ def test_compiled_steps_are_the_uncompiled_ones_under_dropout():
     assert not torch.allclose(found[0], found[2], atol=1e-3)  # other masks
 
 
-def test_lanes_of_predictions_are_the_seeds(mini):
-    torch.manual_seed(0)
-    method = MCDropout(SmallCNN(), samples=3)
-    x = mini("test", 10).images
-    predictor = Predictor(method, x, batch_size=4, samples=5, seed=3, precision="float32")
-    assert torch.allclose(predictor.sample_logits(x), method.sample_logits(x, 5, seed=3), atol=1e-5)
-    assert torch.allclose(predictor.predict_proba(x), method.predict_proba(x, 5, seed=3), atol=1e-5)
-    assert method.folded.lanes is None
-
-
-def test_predictor_serves_methods_without_masks(mini):
-    method = MAP(SmallCNN())
-    x = mini("test", 5).images
-    assert torch.allclose(
-        Predictor(method, x, 2, precision="float32").predict_proba(x), method.predict_proba(x), atol=1e-6
-    )
-
-
 def test_a_population_is_fit_many_times(data, context):
     """Same weights as `fit` alone for every member; a diverged member is reported and the others go on."""
     x, y = data
@@ -634,15 +615,6 @@ def test_stacked_weights_are_those_of_vmap(images):
         assert method._stacks(x)
         stacked = method.run_weights(x, theta)
     assert (stacked - exact).abs().max() < 0.03 * exact.abs().max()
-
-
-@pytest.mark.gpu
-def test_captured_prediction_is_the_eager_one(images):
-    torch.manual_seed(0)
-    method = MCDropout(SmallCNN()).to("cuda")
-    predictor = Predictor(method, images[0], 128, 10, seed=2, precision="float32")
-    eager = method.sample_logits(images[0], 10, seed=2)
-    assert torch.allclose(predictor.sample_logits(images[0]), eager, atol=2e-3)
 
 
 @pytest.mark.gpu

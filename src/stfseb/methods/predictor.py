@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels, scaled
 from stfseb.methods.base import Method, check_count, evaluating
 from stfseb.methods.calibrated import tempered
@@ -24,7 +25,8 @@ class Predictor:
 
     Args:
         method: a trained method; its weights are read at every call, so it may be trained on in between.
-        example: one or more rows as the method takes them, for their shape and type.
+        example: one or more rows as the method takes them, for their shape; what is predicted may be uint8 or floating
+            point, whichever this is.
         batch_size: rows in a pass; the last minibatch is filled up.
         samples: Monte Carlo samples (by default the method's own).
         seed: of the masks; equal to `method.sample_logits(x, samples, seed=seed)` up to rounding.
@@ -47,7 +49,7 @@ class Predictor:
         self.method, self.batch_size, self.seed = method, batch_size, seed
         self.device = method.like.device
         self.precision = resolve(precision, method.net)
-        self.input = rows[:1].to(self.device).repeat(batch_size, *(1,) * (rows.ndim - 1))
+        self.input = scaled(rows[:1], method.like).repeat(batch_size, *(1,) * (rows.ndim - 1))
         self.lanes: list[Tensor] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         logits = self._pass()  # finds out which masks are needed
@@ -64,7 +66,7 @@ class Predictor:
             folded.lanes = self.lanes or None
         try:
             with torch.no_grad(), evaluating(self.method.net), running(self.precision, self.device):
-                x = scaled(self.input, self.method.like)
+                x = self.input
                 if self.precision == "bf16" and self.device.type == "cuda":
                     with CardLayout():
                         return self.method._draw(x, self.samples, self.seed)
@@ -81,15 +83,26 @@ class Predictor:
                 self._pass()
         torch.cuda.current_stream(self.device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.device(self.device), torch.cuda.graph(self.graph, stream=side):
             self.logits = self._pass()
+        self.captured = self._places()
+
+    def _places(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return where the weights lie: a graph reads them there, and training on may lay them out anew."""
+        return [(value.data_ptr(), value.stride()) for value in self.method.state_dict().values()]
 
     def sample_logits(self, x: Any) -> Tensor:
         """Return logits (S, N, L)."""
         rows = as_tensor(x, "x")
+        check_pixels(rows, "x")
+        if rows.shape[1:] != self.input.shape[1:]:
+            wanted = tuple(self.input.shape[1:])
+            raise StfsebError(f"x has rows of shape {tuple(rows.shape[1:])}, the example had {wanted}: give that shape")
+        if self.graph is not None and self._places() != self.captured:
+            self._capture()
         parts = []
         for part in rows.split(self.batch_size):
-            self.input[: len(part)] = part.to(self.device, non_blocking=True)
+            self.input[: len(part)] = scaled(part, self.method.like)
             if self.graph is None:
                 logits = self._pass()
             else:
