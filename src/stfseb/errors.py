@@ -17,6 +17,10 @@ class StfsebError(ValueError):
     """Input that cannot be used, with the value and the remedy in one line."""
 
 
+class DivergedError(StfsebError):
+    """Training, or a fit before it, met a value that is not finite or went the wrong way."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> StfsebError:
     """Return the error for an unknown name, with the nearest known one when there is one."""
     names = sorted(known)

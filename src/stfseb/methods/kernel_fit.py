@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from stfseb.data.folder import user_cache, writable
 from stfseb.data.images import fingerprint
-from stfseb.errors import StfsebError, unknown
+from stfseb.errors import DivergedError, StfsebError, unknown
 from stfseb.files import read_json, write_json
 from stfseb.inputs import scaled
 from stfseb.methods.base import check_count, check_positive
@@ -213,9 +213,9 @@ def _hyperparameters(kernel: Any) -> tuple[float, float]:
     return float(kernel.base_kernel.lengthscale.detach()), float(kernel.outputscale.detach())
 
 
-def _diverged(how: KernelFit, step: int, kernel: Any, value: float) -> StfsebError:
+def _diverged(how: KernelFit, step: int, kernel: Any, value: float) -> DivergedError:
     length_scale, variance = _hyperparameters(kernel)
-    return StfsebError(
+    return DivergedError(
         f"the fit of the {how.kernel} kernel diverged after {step} of {how.steps} steps (log likelihood {value:.3g}, "
         f"length-scale {length_scale:.3g}, variance {variance:.3g}): lower kernel_lr={how.lr}, "
         "or change a_eps or kernel"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Value = Callable[[Record], float | None]
 Point = tuple[Group, dict[str, Any], Spread, Spread]
+Drawn = list[tuple[float, float]]
 
 
 def scatter(
@@ -28,14 +29,15 @@ def scatter(
     `spans` is the least width and height of the frame, which keeps seed noise from looking like a difference;
     `from_zero` starts the horizontal axis at zero.
     """
-    panels = [_points(ax, rows, x, y) for ax, (x, y) in zip(axes, quantities, strict=True)]
+    seeds: Drawn = []
+    panels = [_points(ax, rows, x, y, seeds) for ax, (x, y) in zip(axes, quantities, strict=True)]
     everything = [point for points in panels for point in points]
     if not everything:
         return
-    across = _frame([x for _, _, x, _ in everything], spans[0])
+    across = _frame([x for _, _, x, _ in everything], [x for x, _ in seeds], spans[0])
     if from_zero:
         across = (0.0, 1.28 * max(x.mean + (x.std or 0) for _, _, x, _ in everything))
-    up = _frame([y for _, _, _, y in everything], spans[1])
+    up = _frame([y for _, _, _, y in everything], [y for _, y in seeds], spans[1])
     for ax, points in zip(axes, panels, strict=True):
         ax.set_xlim(*across)
         ax.set_ylim(*up)
@@ -45,8 +47,8 @@ def scatter(
         _name_points(ax, [(short_name(g.label), s, x.mean, y.mean) for g, s, x, y in points])
 
 
-def _points(ax: Axes, rows: Sequence[Group], x_of: Value, y_of: Value) -> list[Point]:
-    """Draw the means with their deviations, and every seed as a small dot."""
+def _points(ax: Axes, rows: Sequence[Group], x_of: Value, y_of: Value, drawn: Drawn) -> list[Point]:
+    """Draw the means with their deviations, and every seed as a small dot, which goes into `drawn`."""
     points: list[Point] = []
     for place, group in enumerate(rows):
         pairs = [(x_of(r), y_of(r)) for r in group.records]
@@ -57,6 +59,7 @@ def _points(ax: Axes, rows: Sequence[Group], x_of: Value, y_of: Value) -> list[P
         style = look(group.method, place)
         colour, order = style["color"], style["zorder"]
         points.append((group, style, x, y))
+        drawn += both
         if len(both) > 1:
             seeds = [b[0] for b in both], [b[1] for b in both]
             ax.scatter(*seeds, c=colour, s=9, alpha=0.45, linewidths=0, zorder=2)
@@ -66,9 +69,9 @@ def _points(ax: Axes, rows: Sequence[Group], x_of: Value, y_of: Value) -> list[P
     return points
 
 
-def _frame(values: Sequence[Spread], least: float) -> tuple[float, float]:
-    low = min(v.mean - (v.std or 0) for v in values)
-    high = max(v.mean + (v.std or 0) for v in values)
+def _frame(values: Sequence[Spread], seeds: Sequence[float], least: float) -> tuple[float, float]:
+    low = min(*(v.mean - (v.std or 0) for v in values), *seeds)
+    high = max(*(v.mean + (v.std or 0) for v in values), *seeds)
     # Both axes are percent: near 100 there is less noise to hide, and nothing lies above, but a mark there needs room.
     span = max(high - low, min(least, max(least / 5, 2 * (100 - high))))
     room = 0.62 * span

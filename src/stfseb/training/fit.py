@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stfseb.errors import StfsebError
+from stfseb.errors import DivergedError, StfsebError
 from stfseb.likelihoods import Categorical
 from stfseb.methods.base import Method, check_count
 from stfseb.methods.calibrated import PROBABILITIES
@@ -21,7 +21,7 @@ from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, h
 from stfseb.methods.learning import LearningWarning
 from stfseb.training.batches import Augment, make_batches, split_off
 from stfseb.training.interrupts import Interrupted
-from stfseb.training.loop import DivergedError, FitResult, Protocol, Training, check_split, validation_batches
+from stfseb.training.loop import FitResult, Protocol, Training, check_split, validation_batches
 from stfseb.training.progress import TrainingProgress
 from stfseb.training.resuming import resumed_at
 

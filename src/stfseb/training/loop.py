@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stfseb.errors import StfsebError
+from stfseb.errors import DivergedError, StfsebError
 from stfseb.inputs import check_pixels
 from stfseb.methods.base import Method, Terms, check_count, check_positive
 from stfseb.methods.context import generator
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("stfseb")
 
 _PREPARE = 8192  # examples a streamed data set hands to `prepare`
-
-
-class DivergedError(StfsebError):
-    """Training met a value that is not finite."""
 
 
 @dataclass

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stfseb.errors import StfsebError
+from stfseb.errors import DivergedError, StfsebError
 from stfseb.methods.base import Method, check_count
 from stfseb.training.batches import Augment, ResidentBatches, as_pair
 from stfseb.training.engine import CapturedEngine, worth_compiling
 from stfseb.training.fit import conclude
 from stfseb.training.folds import NoMemoryError
 from stfseb.training.interrupts import Interrupted, Interrupts
-from stfseb.training.loop import DivergedError, FitResult, Protocol, Training, check_split
+from stfseb.training.loop import FitResult, Protocol, Training, check_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -97,6 +97,7 @@ def fit_population(
         base = replace(base, compiled=worth_compiling(_RUNS * base.epochs * (len(x) // batch_size)))
     waiting = iter(members)
     running: list[_Place] = []
+    never: list[Outcome] = []
     free: list[CapturedEngine] = []
     on_cuda = place.type == "cuda"
     # The allocator keeps what a stream has freed for that stream: places take turns with the same few.
@@ -110,14 +111,23 @@ def fit_population(
                     batches = ResidentBatches(x, y, batch_size, member.seed, place, augment)
                     protocol_ = replace(base, seed=member.seed)
                     stream = streams.pop()
-                    running.append(
-                        _Place(member, batches, held_out, protocol_, place, checkpoint_every, interrupts, free, stream)
-                    )
-                if not running and interrupts.caught is None:
+                    try:
+                        now = _Place(
+                            member, batches, held_out, protocol_, place, checkpoint_every, interrupts, free, stream
+                        )
+                    except DivergedError as error:  # a fit before training: the others go on
+                        never.append(Outcome(member, None, None, str(error)))
+                        streams.append(stream)
+                    else:
+                        running.append(now)
+                        del now
+                if not running and not never and interrupts.caught is None:
                     return
                 ended = [current for current in running if current.step(prune)]
                 if interrupts.caught is not None:
                     raise _stopped(running, interrupts.caught)
+            while never:
+                yield never.pop(0)
             while ended:  # no name is left that would keep a run's memory while the next one is made
                 yield _left(ended.pop(0), running, streams, free)
 
