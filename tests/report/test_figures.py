@@ -168,3 +168,14 @@ def test_frames_stay_below_a_hundred_percent_and_close_to_what_is_drawn():
     low = [r | {"metrics": {"acc": 0.80 + i * 1e-3, "auroc/a": 0.7}} for i, r in enumerate(records)]
     left, right = figures.headline(low).axes[0].get_xlim()
     assert right - left > 4  # far from 100 the same differences are seed noise
+
+
+def test_single_seeds_lie_in_the_frame():
+    """One of six seeds far off: its dot lies beyond a deviation from the mean."""
+    records = [
+        {"task": "t", "method": m, "label": m, "seed": s, "metrics": {"acc": 0.95, "auroc/a": 0.9 - 0.2 * (s == 5)}}
+        for m in ("stfseb", "map")
+        for s in range(6)
+    ]
+    (ax,) = figures.headline(records).axes
+    assert ax.get_ylim()[0] < 70
