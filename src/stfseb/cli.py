@@ -252,9 +252,14 @@ def report(
 def bench(
     tasks: Annotated[str, typer.Option(help="mnist (two-conv net) and cifar10 (six-conv net), by commas.")] = "mnist",
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "stfseb,mcdropout",
-    ways: Annotated[str | None, typer.Option(help="naive, eager, eager-bf16, graph..., compiled-bf16.")] = None,
-    grow: Annotated[bool, typer.Option(help="Also how the first method's cost grows with S, N_c, L and B.")] = False,
-    seconds: Annotated[float, typer.Option(help="Time for each measurement off the GPU.")] = 5.0,
+    ways: Annotated[
+        str | None,
+        typer.Option(help="naive, fit (what training chooses), eager, eager-bf16, graph..., compiled-bf16, by commas."),
+    ] = None,
+    grow: Annotated[
+        bool, typer.Option(help="Also how the first method's cost, trained as 'fit', grows with S, N_c, L and B.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each measurement off the GPU.")] = 5.0,
     device: Device = None,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
 ) -> None:
@@ -268,9 +273,9 @@ def bench(
     console = Console(stderr=True)
     place = _device(device)
     found = run_bench(
-        tasks.split(","),
-        methods.split(","),
-        ways.split(",") if ways else default_ways(place),
+        _words(tasks),
+        _words(methods),
+        _words(ways) if ways else default_ways(place),
         device=place,
         grow=grow,
         seconds=seconds,
@@ -280,6 +285,13 @@ def bench(
     screen.print(bench_table(found["rows"]))
     if out is not None:
         screen.print(f"Figures and plot: {write_bench(found, out)}", highlight=False, soft_wrap=True)
+    if all("error" in row for row in found["rows"]):
+        raise typer.Exit(1)
+
+
+def _words(listed: str) -> list[str]:
+    """Return the words of a list with commas."""
+    return [word.strip() for word in listed.split(",")]
 
 
 def _mount() -> None:

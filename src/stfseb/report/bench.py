@@ -17,13 +17,20 @@ _SIZES = tuple(STANDARD)
 
 
 def bench_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the table for the terminal; speed-ups are over the naive way of the same task and method."""
+    """Return the table for the terminal.
+
+    "over naive" is the speed-up over the naive way of the same task and method, "x floor" how many times the counted
+    floor an epoch takes; the caption says what `fit` has chosen.
+    """
     from rich.table import Table
 
-    table = Table(title="Training, measured in one run")
+    fitted = sorted({row["engine"] for row in rows if row["way"] == "fit" and "engine" in row})
+    table = Table(
+        title="Training, measured in one run", caption=f"fit: {' or '.join(fitted)}" if fitted else None, padding=(0, 0)
+    )
     for name in ("task", "method", "way"):
         table.add_column(name)
-    for name in ("s/epoch", "steps/s", "over naive", "peak MB", "floor, s"):
+    for name in ("s/epoch", "steps/s", "over naive", "peak MB", "floor, s", "x floor"):
         table.add_column(name, justify="right")
     naive = {(r["task"], r["method"]): r["seconds_per_epoch"] for r in rows if r["way"] == "naive" and "error" not in r}
     for row in rows:
@@ -33,14 +40,15 @@ def bench_table(rows: Sequence[dict[str, Any]]) -> Table:
             continue
         base = naive.get((row["task"], row["method"])) if _plain(row) else None
         ratio = f"{base / row['seconds_per_epoch']:.1f}" if base else ""
-        memory, floor = row.get("peak_memory_mb"), row.get("floor_seconds")
+        memory, floor, times = (row.get(name) for name in ("peak_memory_mb", "floor_seconds", "times_floor"))
         table.add_row(
             *names,
             f"{row['seconds_per_epoch']:.3f}",
             f"{row['steps_per_second']:.1f}",
             ratio,
             "" if memory is None else f"{memory:.0f}",
-            "" if floor is None else f"{floor:.3f}",
+            "" if floor is None else f"{floor:.3g}",
+            "" if times is None else f"{times:.1f}",
         )
     return table
 
@@ -74,7 +82,7 @@ def _plot(rows: Sequence[dict[str, Any]]) -> Any:
                 continue
             same = [r for r in rows if r["task"] == task and r["way"] == base["way"] and r["method"] == base["method"]]
             line = sorted({(r[name], r["seconds_per_epoch"]) for r in same if _plain(r, name)})
-            ax.plot(*zip(*line, strict=True), marker="o", label=task)
+            ax.plot([x for x, _ in line], [y for _, y in line], marker="o", label=task)
         ax.set(xscale="log", yscale="log", xlabel=name.replace("_", " "), title=f"Growth with {name.replace('_', ' ')}")
         ax.legend(frameon=False)
     return figure
