@@ -25,6 +25,7 @@ from stfseb.methods.registry import key_of, method_class
 from stfseb.networks.cnn import DeepCNN, SmallCNN
 from stfseb.training.batches import ResidentBatches
 from stfseb.training.engine import make_engine, make_optimiser
+from stfseb.training.loop import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ SHAPES = {
 }
 # name: (precision, capture, compiled); "naive" is apart
 WAYS: dict[str, tuple[str, bool | None, bool | None]] = {
-    "fit": ("auto", None, None),  # what `fit` chooses for a run of _EPOCHS epochs; the row's `engine` says what that is
+    "fit": ("auto", None, None),  # what `fit` chooses for a run of its default length; a row's `engine` says what
     "eager": ("float32", False, False),
     "eager-bf16": ("bf16", False, False),
     "graph": ("float32", True, False),
@@ -60,7 +61,6 @@ WAYS: dict[str, tuple[str, bool | None, bool | None]] = {
     "compiled-tf32": ("tf32", True, True),
     "compiled-bf16": ("bf16", True, True),
 }
-_EPOCHS = 200  # of a run that `fit` would train: enough that compilation pays wherever it can
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def measure(
                 precision=precision,
                 capture=capture,
                 compiled=compiled,
-                epochs=_EPOCHS,
+                epochs=Protocol.epochs,
             )
             _wait(place)
             row["set_up_seconds"] = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The counted floor of a training epoch: no implementation runs much below it on the machine at hand.
+"""The counted floor of a training epoch: no implementation that writes each layer's output runs below it.
 
 Counted are the convolutions and matrix products of a step, forward and backward, layer by layer:
 

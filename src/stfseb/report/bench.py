@@ -20,13 +20,13 @@ def bench_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the table for the terminal.
 
     "over naive" is the speed-up over the naive way of the same task and method, "x floor" how many times the counted
-    floor an epoch takes; the caption says what `fit` has chosen.
+    floor an epoch takes; the caption, or each row where they differ, says what `fit` has chosen.
     """
     from rich.table import Table
 
     fitted = sorted({row["engine"] for row in rows if row["way"] == "fit" and "engine" in row})
     table = Table(
-        title="Training, measured in one run", caption=f"fit: {' or '.join(fitted)}" if fitted else None, padding=(0, 0)
+        title="Training, measured in one run", caption=f"fit: {fitted[0]}" if len(fitted) == 1 else None, padding=(0, 0)
     )
     for name in ("task", "method", "way"):
         table.add_column(name)
@@ -34,7 +34,8 @@ def bench_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     naive = {(r["task"], r["method"]): r["seconds_per_epoch"] for r in rows if r["way"] == "naive" and "error" not in r}
     for row in rows:
-        names = [row["task"], row["method"], " ".join([row["way"], *_unusual(row)])]
+        chosen = f" ({row['engine']})" if row["way"] == "fit" and len(fitted) > 1 and "engine" in row else ""
+        names = [row["task"], row["method"], " ".join([row["way"] + chosen, *_unusual(row)])]
         if "error" in row:
             table.add_row(*names, f"failed: {row['error'][:60]}")
             continue
@@ -74,7 +75,7 @@ def _plot(rows: Sequence[dict[str, Any]]) -> Any:
     labels = [f"{row['task']} {row['method']} {row['way']}" for row in plain]
     axes[0].barh(labels, [row["seconds_per_epoch"] for row in plain], color="#8899aa")
     axes[0].invert_yaxis()
-    axes[0].set(xscale="log", xlabel="seconds an epoch", title="Ways of training")
+    axes[0].set(xscale="log" if plain else "linear", xlabel="seconds an epoch", title="Ways of training")
     for ax, name in zip(axes[1:], grown, strict=True):
         for task in sorted({row["task"] for row in rows}):
             base = next((r for r in rows if r["task"] == task and not _plain(r)), None)
