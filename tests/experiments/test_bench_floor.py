@@ -58,6 +58,19 @@ def test_operations_of_gfsvi_are_those_that_torch_counts_but_for_what_is_done_tw
     assert 0.995 * found < step_count(method, x).flops <= found
 
 
+def test_dense_layers_of_gfsvi_are_products_over_pairs_of_rows():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(512, 8), nn.ReLU(), nn.Linear(8, 2))
+    points = 16
+    method = method_class("gfsvi")(net, torch.rand(20, 512), num_context=points, samples=1).train()
+    method.prior.set(2.0, 1.0)
+    x, y = torch.rand(ROWS, 512), torch.randint(2, (ROWS,))
+    found = counted(method, x, y)
+    assert 0.95 * found < step_count(method, x).flops <= found
+    data = step_count(method_class("mfvi")(net, samples=1), x).flops
+    assert found > 5 * data  # so that the pairs are most of it
+
+
 def test_a_linear_network_by_hand():
     net = nn.Sequential(nn.Flatten(), nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2))
     x = torch.rand(10, 8)

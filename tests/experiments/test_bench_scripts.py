@@ -1,0 +1,74 @@
+"""The scripts of benchmarks/ that need a card, tried in small without one."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_ways_are_the_same_convolution():
+    convolutions = script("convolutions")
+    torch.manual_seed(0)
+    samples, rows, side, channels, outputs = 3, 2, 4, 16, 32
+    x = torch.randn(samples, rows, side, side, channels, dtype=torch.float64)
+    weight = torch.randn(samples, outputs, channels, 3, 3, dtype=torch.float64)
+    expected = torch.stack(
+        [torch.nn.functional.conv2d(r.permute(0, 3, 1, 2), w, padding=1) for r, w in zip(x, weight, strict=True)]
+    )
+    last = expected.permute(0, 1, 3, 4, 2)
+    shapes = {
+        "nchw": expected.permute(1, 0, 2, 3, 4).flatten(1, 2),
+        "nhwc": expected.permute(1, 0, 2, 3, 4).flatten(1, 2),
+        "streams": expected,
+        "im2col": last.flatten(1, 3),
+        "ours": last,
+    }
+    assert set(shapes) == set(convolutions.WAYS)
+    for way, found in shapes.items():
+        parts = convolutions.WAYS[way](x, weight)
+        out = [part.forward() for part in parts]
+        torch.testing.assert_close(torch.stack(out) if way == "streams" else out[0], found)
+        sizes = [sum(part.inputs[i].numel() for part in parts) for i in (0, 1)]
+        assert sizes == [x.numel(), weight.numel()]
+        assert all(tensor.requires_grad for part in parts for tensor in part.inputs)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the whole of it, with a card")
+def test_convolutions_are_timed_and_written(tmp_path, monkeypatch, capsys):
+    convolutions = script("convolutions")
+    monkeypatch.setattr(convolutions, "LAYERS", {"small": (4, 16, 16)})
+    convolutions.main(["--out", str(tmp_path / "found.json")])
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["way"] for row in rows] == list(convolutions.WAYS)
+    assert all(row["microseconds"] > 0 for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+    with pytest.raises(SystemExit):
+        convolutions.main(["--only", "magic"])
+    assert "unknown way 'magic'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the whole of it, with a card")
+def test_the_throughput_of_a_population_is_written(tmp_path, monkeypatch, capsys):
+    populations = script("populations")
+    monkeypatch.setattr(populations, "CUT", 128)
+    words = ["--tasks", "mnist", "--widths", "1,2", "--method", "mcdropout", "--epochs", "4"]
+    populations.main([*words, "--out", str(tmp_path / "found.json")])
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    # Of four epochs the first and the last are not marked; between marks lie the others of all runs.
+    assert [(row["width"], row["epochs_timed"]) for row in rows] == [(1, 1), (2, 3)]
+    assert rows[0]["over_first"] == 1.0
+    assert rows[1]["over_first"] == pytest.approx(rows[1]["epochs_per_second"] / rows[0]["epochs_per_second"])
+    with pytest.raises(SystemExit):
+        populations.main(["--epochs", "3"])
+    assert "--epochs 3: give at least 4" in capsys.readouterr().err
