@@ -18,6 +18,7 @@ from stfseb.data.tasks import Corruption, Shifts, load_task
 from stfseb.evaluation.evaluate import evaluate
 from stfseb.evaluation.shifts import rotate
 from stfseb.experiments import shifts
+from stfseb.experiments.machine import code_version
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,8 @@ def test_corruption_against_scikit_learn(method, data, monkeypatch):
     found = shifts.measure_part("corruption", method, data, samples=3)
     assert found["suite"] == "mnist-c"
     assert found["notes"] == ["generated"]
+    assert found["code"] == code_version()
+    assert found["device"].startswith("cpu: ")
     assert set(found["sets"]) == {"inverted/0", "dimmed/0"}
 
     def probs(images):
@@ -66,6 +69,8 @@ def test_corruption_against_scikit_learn(method, data, monkeypatch):
     assert one["auroc"] == pytest.approx(expected, abs=1e-9)
     assert one["nll"] == pytest.approx(log_loss(data.test.labels, other, labels=range(10)), rel=1e-6)
     assert one["confidence"] == pytest.approx(other.max(1).mean(), rel=1e-9)
+    monkeypatch.setattr(type(data), "corrupted", lambda self: {("inverted", 0): inverted, ("dimmed", 0): inverted})
+    assert shifts.measure_part("corruption", method, data, samples=1)["fingerprint"] != found["fingerprint"]
     assert found["clean"]["acc"] == pytest.approx((clean.argmax(1) == data.test.labels.numpy()).mean())
 
 

@@ -7,6 +7,7 @@ that turning by 0 degrees gives its numbers.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from stfseb.evaluation.evaluate import batch_size_of, evaluate
 from stfseb.evaluation.sample_counts import COUNTS, sample_counts
 from stfseb.evaluation.shifts import rotate
 from stfseb.evaluation.tails import context_tails, weight_tails
+from stfseb.experiments.machine import code_version, machine
 from stfseb.likelihoods import Categorical
 from stfseb.methods.calibrated import mapped, tempered
 
@@ -52,10 +54,13 @@ def measure_part(part: str, method: Method, data: TaskData, samples: int) -> dic
     at unit scale), "context" and "test" (single outputs at context and test images) to the fitted Student's t,
     `inverse_dof` 0 where a Gaussian fits best. Temperature: the one `temperature` that gives the validation images
     the lowest NLL (`validation_nll_before` and `_after` it), and with it the `metrics` of `stfseb.evaluate`.
+    Every part names the `code` and `device` that measured it, corruption also the `fingerprint` of its images.
     """
     if part not in PARTS:
         raise unknown("part", part, PARTS)
-    return {"part": part, "samples": samples, **_MEASURES[part](method, data, samples)}
+    found = _MEASURES[part](method, data, samples)
+    made = {"code": code_version(), "device": machine(method.like.device)["device"]}
+    return {"part": part, "samples": samples, **found, **made}
 
 
 def _rotation(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
@@ -76,12 +81,15 @@ def _corruption(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
     familiar = ood.msp(clean[None])
     sets: dict[str, dict[str, float]] = {}
     notes: dict[str, None] = {}
+    pixels = hashlib.sha256()
     for (kind, severity), images in data.corrupted().items():
         found = _log_probs(method, images.images, samples)
         quality = _quality(found, labels)
         sets[f"{kind}/{severity}"] = {**quality, "auroc": ood.auroc(familiar, ood.msp(found[None]))}
         notes[images.note] = None
-    return {"suite": suite.suite, "sets": sets, "clean": _quality(clean, labels), "notes": [n for n in notes if n]}
+        pixels.update(f"{kind}/{severity}:{images.fingerprint}".encode())
+    said = {"notes": [note for note in notes if note], "fingerprint": pixels.hexdigest()[:16]}
+    return {"suite": suite.suite, "sets": sets, "clean": _quality(clean, labels), **said}
 
 
 def _counts(method: Method, data: TaskData, samples: int) -> dict[str, Any]:
