@@ -110,6 +110,7 @@ def test_wrong_words_are_one_line_and_exit_2(monkeypatch, capsys, option, word):
     assert len(said.err.splitlines()) == 1
     assert f"'{word}'" in said.err
     assert "did you mean" in said.err
+    assert "ensemble" not in said.err  # it has no step of its own
 
 
 def test_the_command_writes_table_json_and_plot(small, monkeypatch, capsys, tmp_path):

@@ -241,7 +241,10 @@ def _told(row: dict[str, Any]) -> str:
 
 def _key(name: str) -> str:
     """Return the key of a method that has steps of its own: an ensemble has its members'."""
-    key = key_of(name)
+    try:
+        key = key_of(name)
+    except StfsebError:
+        raise unknown("method", name, METHODS) from None
     return _known("method", key, METHODS)
 
 

@@ -126,7 +126,7 @@ class NaiveTraining:
         """Return what the weights cost in a whole epoch: their prior's energy, or the KL from it."""
         method: Any = self.method
         settings, key = self._settings, method.key
-        total = method.like.new_zeros(())
+        total: Tensor = method.like.new_zeros(())
         if key == "gfsvi":
             return total
         if key in ("mfvi", "fseb"):
@@ -142,8 +142,8 @@ class NaiveTraining:
             total = total + energy.sum()
         if key in DROPOUT and isinstance(settings.prior_weight, str):
             rate = next(module.p for module in method.net.modules() if isinstance(module, torch.nn.Dropout))
-            return total * (rate if settings.prior_weight == "rate" else 1 - rate)
-        return total * (settings.prior_weight if key in DROPOUT else 1.0)
+            return total * float(rate if settings.prior_weight == "rate" else 1 - rate)
+        return total * float(settings.prior_weight if key in DROPOUT else 1.0)
 
     def _divergence(self, context: Tensor) -> Tensor:
         """Return the regularised KL of the linearised network from the Gaussian process, all Jacobians at once."""
