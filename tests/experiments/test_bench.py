@@ -232,6 +232,8 @@ def test_the_plot_has_bars_and_a_curve_for_each_size_that_grew(tmp_path):
     figure = _plot([row for row in ROWS if "error" not in row])
     bars, *curves = figure.axes
     assert [bar.get_width() for bar in bars.patches] == [30.0, 6.0]
+    assert [text.get_text() for text in bars.texts] == ["30", "6"]
+    assert list(bars.lines[0].get_xdata()) == [0.5, 0.5]  # the floors
     drawn = {ax.get_xlabel(): [tuple(point) for point in ax.lines[0].get_xydata()] for ax in curves}
     assert drawn == {"samples": [(10, 6), (20, 18)], "num context": [(32, 6), (512, 24)]}
     assert not _plot(ROWS[2:3]).axes[0].patches  # where every measurement at the standard sizes failed

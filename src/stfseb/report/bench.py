@@ -65,15 +65,22 @@ def write_bench(found: dict[str, Any], folder: Path) -> Path:
 
 
 def _plot(rows: Sequence[dict[str, Any]]) -> Any:
-    """Return bars of seconds an epoch, and curves of how the cost grows where that was measured."""
+    """Return bars of seconds an epoch with their floors, and curves of how the cost grows where that was measured."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     plain = [row for row in rows if _plain(row)]
     grown = [name for name in _SIZES if len({row[name] for row in rows}) > 1]
     figure = Figure(figsize=(6 + 3 * len(grown), 0.35 * len(plain) + 1.5), layout="constrained")
     axes = figure.subplots(1, 1 + len(grown), width_ratios=[2.2] + [1] * len(grown), squeeze=False)[0]
     labels = [f"{row['task']} {row['method']} {row['way']}" for row in plain]
-    axes[0].barh(labels, [row["seconds_per_epoch"] for row in plain], color="#8899aa")
+    bars = axes[0].barh(labels, [row["seconds_per_epoch"] for row in plain], color="#8899aa")
+    axes[0].bar_label(bars, fmt="{:.3g}", padding=2)
+    floors = [(row["floor_seconds"], label) for row, label in zip(plain, labels, strict=True) if "floor_seconds" in row]
+    if floors:
+        axes[0].plot(*zip(*floors, strict=True), "|", color="#aa3333", markersize=12, label="counted floor")
+        axes[0].legend(frameon=False, fontsize="small")
+    axes[0].margins(x=0.15)
     axes[0].invert_yaxis()
     axes[0].set(xscale="log" if plain else "linear", xlabel="seconds an epoch", title="Ways of training")
     for ax, name in zip(axes[1:], grown, strict=True):
@@ -85,7 +92,11 @@ def _plot(rows: Sequence[dict[str, Any]]) -> Any:
             line = sorted({(r[name], r["seconds_per_epoch"]) for r in same if _plain(r, name)})
             ax.plot([x for x, _ in line], [y for _, y in line], marker="o", label=task)
         ax.set(xscale="log", yscale="log", xlabel=name.replace("_", " "), title=f"Growth with {name.replace('_', ' ')}")
+        sizes = sorted({row[name] for row in rows})
+        ax.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
         ax.legend(frameon=False)
+    for ax in axes:
+        ax.xaxis.set_minor_formatter(NullFormatter())  # which would write over each other
     return figure
 
 
