@@ -202,8 +202,8 @@ def predict(
         table.add_column("plausible", overflow="fold")
     table.add_column("abstains because it", overflow="fold")
     for row in rows:
-        cells = [row["image"], row["class"], f"{100 * row['probability']:.1f} %"]
-        cells += [", ".join(row["plausible"]) or "none"] if sets else []
+        cells = [escape(row["image"]), escape(row["class"]), f"{100 * row['probability']:.1f} %"]
+        cells += [escape(", ".join(row["plausible"])) or "none"] if sets else []
         table.add_row(*cells, f"[bold yellow]{escape(row['why'])}[/]" if row["abstains"] else "")
     console = Console()
     console.print(table)

@@ -4,10 +4,12 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from stfseb import MCDropout, SmallCNN, StfsebError, fit, load, save
@@ -114,6 +116,20 @@ def test_the_commands(model, mini, tmp_path, images):
     done = runner.invoke(app, ["predict", str(model), str(images), "--device", "cpu", "--coverage", "0.8"])
     assert done.exit_code == 0
     assert "abstains" in done.stdout
+
+
+def test_images_of_one_name_in_two_folders_are_told_apart(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b[red]"):  # the second would be markup, were it not escaped
+        Path(folder).mkdir()
+        Image.fromarray(np.zeros((28, 28), np.uint8)).save(Path(folder) / "x.png")
+    np.save("c.npy", np.zeros((1, 1, 28, 28), np.uint8))
+    given = ["predict", str(model), "a", "b[red]", "a/x.png", "c.npy", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*given, "--json"])
+    named = [row["image"] for row in json.loads(done.stdout)]
+    assert named == ["a/x.png", "b[red]/x.png", "a/x.png", "c.npy[0]"]
+    shown = CliRunner().invoke(app, given).stdout
+    assert all(name in shown for name in named)
 
 
 def test_mistakes_are_named(model, tmp_path, images):

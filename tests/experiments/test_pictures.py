@@ -1,5 +1,7 @@
 """A picture given to `predict` is read as the folders of a task are."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ def test_oblong_pictures_are_cropped_as_in_training(tmp_path, shape):
     path = tmp_path / "oblong.png"
     Image.fromarray(pixels).save(path)
     names, images = read_inputs(path, shape)
-    assert names == ["oblong.png"]
+    assert names == [str(path)]
     assert torch.equal(images[0], read_picture(path, shape[0], shape[1]))
     # Of columns 0 to 89 the middle 40 remain, 25 to 64; squeezing the picture instead would keep 0 and 255.
     assert abs(int(images[0, :, :, 0].float().mean()) - ramp[0, 25, 0]) < 5
@@ -39,7 +41,8 @@ def test_a_folder_gives_its_pictures(tmp_path):
         Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not a picture")
     names, images = read_inputs(tmp_path, (1, 8, 8))
-    assert sorted(names) == ["a.jpg", "b.png", "more/c.PNG"]
+    assert sorted(names) == [str(tmp_path / name) for name in ("a.jpg", "b.png", "more/c.PNG")]
+    names = [str(Path(name).relative_to(tmp_path)) for name in names]
     means = dict(zip(names, images.float().mean((1, 2, 3)).tolist(), strict=True))
     assert means == pytest.approx({"a.jpg": 200, "b.png": 10, "more/c.PNG": 90}, abs=2)
     empty = tmp_path / "empty"

@@ -21,18 +21,21 @@ ARRAYS = (".npy", ".npz")
 
 
 def read_inputs(path: Path, shape: tuple[int, ...]) -> tuple[list[str], Tensor]:
-    """Return names and images (N, C, H, W) from an image file, a folder of them, or an array of images."""
+    """Return names and images (N, C, H, W) from an image file, a folder of them, or an array of images.
+
+    Names are paths as given: of images in two folders, file names alone would not tell which is which.
+    """
     if path.is_dir():
         files = picture_files(path)
         if not files:
             raise StfsebError(f"{path} holds no PNG or JPEG file: give another folder, files, or an .npy array")
-        return [str(f.relative_to(path)) for f in files], torch.cat([_picture(f, shape) for f in files])
+        return [str(f) for f in files], torch.cat([_picture(f, shape) for f in files])
     if not path.is_file():
         raise StfsebError(f"{path} does not exist: give image files, a folder of them, or an .npy array")
     if path.suffix.lower() in ARRAYS:
         images = _as_images(_array(path), shape, path)
-        return [f"{path.name}[{i}]" for i in range(len(images))], images
-    return [path.name], _picture(path, shape)
+        return [f"{path}[{i}]" for i in range(len(images))], images
+    return [str(path)], _picture(path, shape)
 
 
 def _picture(path: Path, shape: tuple[int, ...]) -> Tensor:
