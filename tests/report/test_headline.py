@@ -50,7 +50,7 @@ def test_collapsed_seeds_and_sets_without_data_are_left_out_and_said(main_runs):
     figure = headline_figure([panel])
     words = [t.get_text() for t in figure.axes[0].texts]
     assert "MAP †" in words
-    assert "unfamiliar: FMNIST" in words
+    assert "unfamiliar: Fashion-MNIST" in words  # as the task of that name is called
     assert headline_panels({"mnist": [r for r in records if r["method"] == "map"]}) == []
 
 
@@ -83,6 +83,34 @@ def test_every_method_is_named_and_names_overlap_neither_each_other_nor_marks(ma
             assert box.x1 <= frame.x1 + 1
             assert frame.y0 <= box.y0
             assert box.y1 <= frame.y1 + 1
+
+
+@pytest.mark.parametrize("columns", [3, 1])
+def test_a_line_leads_to_the_papers_star_from_its_name_and_through_no_other(main_runs, columns):
+    panels = headline_panels(main_runs)
+    figure = headline_figure(panels, columns)
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["MNIST", "Fashion-MNIST", "CIFAR-10"]
+    for ax, panel in zip(figure.axes, panels, strict=True):
+        star = next(m for m in panel.marks if m.paper)
+        spot = ax.transData.transform((star.accuracy.mean, star.auroc.mean))
+        found = boxes(ax, figure)
+        own = found.pop(star.label)
+        ends = [ax.transData.transform(line.get_xydata()) for line in ax.lines if line.get_label() == "_line"]
+        start, end = min(ends, key=lambda line: np.hypot(*(line[0] - spot)))
+        assert np.hypot(*(start - spot)) == pytest.approx(8 * figure.dpi / 72)  # at the edge of the mark
+        assert own.x0 - 1 <= end[0] <= own.x1 + 1
+        assert own.y0 - 1 <= end[1] <= own.y1 + 1
+        for t in np.linspace(0, 1, 50):
+            x, y = start + t * (end - start)
+            assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for box in found.values()), panel.task
+
+
+def test_nothing_ends_at_the_edge_of_the_picture(main_runs):
+    figure = headline_figure(headline_panels(main_runs))
+    figure.canvas.draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba())
+    assert (pixels[:, -6:, :3] == 255).all()
+    assert (pixels[:, :6, :3] == 255).all()
 
 
 def test_many_points_on_one_spot_are_all_named_apart():

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task, task_names
-from stfseb.experiments.paper.plan import LABELS, METHODS, task_label
+from stfseb.experiments.paper.plan import LABELS, METHODS
 from stfseb.experiments.paper.plan import TASKS as PAPER_TASKS
 from stfseb.experiments.paper.quantities import SET_NAMES
 from stfseb.report.paper_numbers import printed
-from stfseb.report.records import Record, Spread, groups, plain, spread
+from stfseb.report.records import Record, Spread, groups, plain, spread, title_of
 from stfseb.report.style import INK, MUTED, inline_svg, look, rendered, styled
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _panel(task: str, records: Sequence[Record]) -> Panel | None:
     if accuracy_there is not None and len(there) == len(sets):
         where = Spread(accuracy_there.mean, None, 1), Spread(statistics.fmean(there), None, 1)
         marks.append(Mark(METHODS[0], "ST-FS-EB in the paper", *where, paper=True))
-    return Panel(task, task_label(task), tuple(sets), tuple(marks))
+    return Panel(task, title_of(records), tuple(sets), tuple(marks))
 
 
 def _label(method: str, label: str) -> str:
@@ -100,12 +100,14 @@ def headline_figure(panels: Sequence[Panel], columns: int = _COLUMNS) -> Figure 
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     across = min(len(panels), columns)
     down = -(-len(panels) // across)
     with styled():
         width = 3.9 if across > 2 else 4.8
-        figure = Figure(figsize=(width * across, 3.9 * down + 0.2), layout="constrained")
+        layout = ConstrainedLayoutEngine(w_pad=0.11, h_pad=0.08)  # the frame's right end is not the picture's
+        figure = Figure(figsize=(width * across, 3.9 * down + 0.2), layout=layout)
         FigureCanvasAgg(figure)
         axes = list(figure.subplots(down, across, squeeze=False).flat)
         for ax in axes[len(panels) :]:
@@ -144,9 +146,14 @@ def _draw(ax: Axes, panel: Panel) -> None:
         ticks = [float(t) for t in axis.get_major_locator().tick_values(low, high)]
         axis.set_ticks([t for t in ticks if low <= t <= min(high, 100.0 + 1e-9)])
     ax.set_title(panel.title, pad=20)
-    names = ", ".join(SET_NAMES.get(name, name) for name in panel.sets)
+    names = ", ".join(_set_name(name) for name in panel.sets)
     ax.text(0, 1.02, f"unfamiliar: {names}", transform=ax.transAxes, color=MUTED, fontsize=9, va="bottom")
     ax.text(1, 1.02, "better ↗", transform=ax.transAxes, color=MUTED, fontsize=9, ha="right", va="bottom")
+
+
+def _set_name(name: str) -> str:
+    """Return a set's name as the panels have it: one that is a task, too, is called the same above and below."""
+    return load_task(name).title if name in task_names() else SET_NAMES.get(name, name)
 
 
 def _name(ax: Axes, panel: Panel) -> None:
@@ -164,7 +171,8 @@ def _name(ax: Axes, panel: Panel) -> None:
                 reach=8.0 if ours else 4.5,
                 x_error=mark.accuracy.std or 0.0,
                 y_error=mark.auroc.std or 0.0,
-                colour=style["color"],
+                colour=MUTED if mark.paper else style["color"],
+                led=mark.paper,
                 type=_type(style, mark),
             )
         )

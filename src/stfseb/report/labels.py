@@ -31,6 +31,7 @@ class Named:
     y_error: float = 0.0
     colour: str = "black"
     type: dict[str, Any] | None = None  # further properties of the text
+    led: bool = False  # always off its point with a line to it, and nearer to no other: for a point beside its like
 
 
 def name_points(ax: Axes, points: Sequence[Named]) -> list[Annotation]:
@@ -39,13 +40,14 @@ def name_points(ax: Axes, points: Sequence[Named]) -> list[Annotation]:
 
     frame = _box(ax.get_window_extent())
     scale = ax.figure.dpi / 72
-    spots = [tuple(map(float, ax.transData.transform((p.x, p.y)))) for p in points]
+    spots = [_spot(ax, p) for p in points]
     marks = [_around(spot, p.reach * scale) for spot, p in zip(spots, points, strict=True)]
     bars = [bar for p in points for bar in _bars(ax, p)]
     written: list[Annotation] = []
     taken: list[Box] = []
     lines: list[tuple[tuple[float, float], tuple[float, float]]] = []
-    crowded = sorted(range(len(points)), key=lambda i: (min(_apart(spots, i), default=0.0), i))
+    # The crowded first; those that have a line to their point can stand anywhere, so they come last.
+    crowded = sorted(range(len(points)), key=lambda i: (points[i].led, min(_apart(spots, i), default=0.0), i))
     for i in crowded:
         point, (x, y) = points[i], spots[i]
         name = ax.annotate(
@@ -72,16 +74,23 @@ def name_points(ax: Axes, points: Sequence[Named]) -> list[Annotation]:
                 hidden += sum(_crosses(line, other) for other in others) * 0.5 * height * height
             hidden += sum(_crosses(old, box) for old in lines) * 0.5 * height * height
             cost = hidden / (height * height) + 0.25 * away / height
+            if point.led:
+                far = math.dist(*line)
+                near = sum(math.dist(spot, _nearest(box, *spot)) < far for j, spot in enumerate(spots) if j != i)
+                near += sum(_over(box, _grown(name_box, 0.7 * height)) > 0 for name_box in taken)
+                through = sum(_crosses(line, name_box) for name_box in taken)
+                cost += 1.5 * near + 8.0 * through + (4.0 if away < height else 0.0)
             if best is None or cost < best[0] - 1e-9:
                 best = (cost, box, away)
         assert best is not None
         _, box, away = best
         name.set_position(((box[0] - x) / scale, (box[1] - y) / scale))  # points: right at any resolution
         taken.append((box[0] - 2 * _GAP, box[1], box[2] + 2 * _GAP, box[3]))  # names side by side need a space
-        if away > 0.9 * height:
+        if away > 0.9 * height or point.led:
             end = _nearest(box, x, y)
             lines.append(((x, y), end))
-            back = ax.transData.inverted().transform([(x, y), end])
+            out = point.reach * scale / math.dist((x, y), end) if point.led else 0.0  # a hollow mark stays hollow
+            back = ax.transData.inverted().transform([(x + out * (end[0] - x), y + out * (end[1] - y)), end])
             ax.plot(back[:, 0], back[:, 1], color=point.colour, linewidth=0.9, zorder=2.5, label="_line")
         written.append(name)
     return written
@@ -103,6 +112,11 @@ def _places(x: float, y: float, width: float, height: float, reach: float) -> It
             across, up = out * math.cos(angle), out * math.sin(angle)
             start = x + across - (0.0 if across > 1 else width if across < -1 else width / 2)
             yield start, y + up - height / 2 * (1 - math.sin(angle)), 0.5 * step * height
+
+
+def _spot(ax: Axes, point: Named) -> tuple[float, float]:
+    x, y = ax.transData.transform((point.x, point.y))
+    return float(x), float(y)
 
 
 def _bars(ax: Axes, point: Named) -> list[Box]:
@@ -131,6 +145,10 @@ def _over(a: Box, b: Box) -> float:
     across = min(a[2], b[2]) - max(a[0], b[0]) + _GAP / 2
     up = min(a[3], b[3]) - max(a[1], b[1]) + _GAP / 2
     return max(across, 0.0) * max(up, 0.0)
+
+
+def _grown(box: Box, by: float) -> Box:
+    return box[0] - by, box[1] - by, box[2] + by, box[3] + by
 
 
 def _outside(box: Box, frame: Box) -> float:
