@@ -115,7 +115,7 @@ def test_predict_takes_pictures_and_arrays(trained, tmp_path):
     assert rows[0]["class"] == rows[2]["class"]
     assert rows[0]["probability"] == pytest.approx(rows[2]["probability"], abs=1e-6)
     assert all(row["class"] in read("test").classes for row in rows)
-    table = stfseb("predict", model, *words)
+    table = stfseb("predict", model, *words, COLUMNS="300")
     assert table.returncode == 0
     assert "one.png" in table.stdout
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Found = TypeVar("Found")
+# What layers raise at a tensor of a shape that is not theirs.
+_REFUSALS = (RuntimeError, ValueError, IndexError)
+_BROKEN = (torch.OutOfMemoryError, torch.AcceleratorError)  # says nothing of the shape
 
 
 def as_tensor(x: Any, what: str) -> Tensor:
@@ -36,6 +45,40 @@ def check_pixels(x: Tensor, what: str) -> None:
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten().tolist()
         raise StfsebError(f"{what} has NaN or infinite values in {len(rows)} rows (first: row {rows[0]})")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise unless `seed` is a whole number that torch's generators take."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**64:
+        raise StfsebError(f"seed={seed!r}: must be a whole number of at most 64 bits")
+
+
+def check_fits(network: Callable[[Tensor], Found], x: Tensor, what: str) -> Found:
+    """Return network(first row of `x`), or raise an error of one line with the shape that it does not take."""
+    try:
+        return network(x[:1])
+    except (StfsebError, *_BROKEN):
+        raise
+    except _REFUSALS as error:
+        said = (str(error) or type(error).__name__).splitlines()[0].rstrip(" .:")
+        remedy = _remedy(network, x, what.split()[-1])
+        raise StfsebError(f"{what} of shape {tuple(x.shape)} does not fit the network ({said}): {remedy}") from error
+
+
+def _remedy(network: Callable[[Tensor], Any], x: Tensor, name: str) -> str:
+    """Find out whether a dimension is missing or misplaced, which are the usual mistakes."""
+    guesses = (
+        (x[None], f"for one example give {name}[None], as the first dimension must be the examples"),
+        (x[:1, None], f"give {name}[:, None], with a dimension for the channels"),
+        (x[:1].movedim(-1, 1), f"give {name}.movedim(-1, 1), with the channels before height and width"),
+    )
+    for guess, words in guesses[x.ndim > 3 :]:  # a whole set is not one example
+        try:
+            network(guess)
+        except (*_REFUSALS, *_BROKEN):
+            continue
+        return words
+    return "give examples of the shape that it takes"
 
 
 def scaled(x: Tensor, like: Tensor) -> Tensor:

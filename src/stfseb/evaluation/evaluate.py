@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +21,7 @@ from stfseb.methods.base import Method
 from stfseb.methods.calibrated import PROBABILITIES, mapped, tempered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -84,8 +85,7 @@ def assess(
     for what, value in (("samples", samples), ("bins", bins), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise StfsebError(f"{what} = {value} must be at least 1")
-    sets = dict(ood or {})
-    check_names(sets)
+    sets = unfamiliar_sets(ood)
     size = batch_size or batch_size_of(method)
     if isinstance(method, Method) and not isinstance(method.likelihood, Classification):
         found = evaluate_targets(method, test, sets, samples=samples, seed=seed, batch_size=size)
@@ -208,8 +208,15 @@ def batch_size_of(method: SamplesLogits) -> int:
     return CPU_BATCH if first is None or first.device.type == "cpu" else DEVICE_BATCH
 
 
-def check_names(names: Mapping[str, Any]) -> None:
-    """Raise for a name of an OOD set that would be read as a score."""
-    for name in names:
+def unfamiliar_sets(ood: Mapping[str, Split] | None) -> dict[str, Split]:
+    """Return the OOD sets by name; raise unless they are a mapping whose names cannot be read as a score."""
+    if ood is None:
+        return {}
+    if not isinstance(ood, Mapping):
+        raise StfsebError(f"ood is a {type(ood).__name__}: give sets by name, for example {{'letters': images}}")
+    for name in ood:
+        if not isinstance(name, str):
+            raise StfsebError(f"ood set name {name!r} is a {type(name).__name__}: give a string")
         if not name or name.rpartition("/")[2] in unfamiliarity.SCORES:
             raise StfsebError(f"ood set name '{name}' would be read as a score in 'auroc/{name}'; rename it")
+    return dict(ood)

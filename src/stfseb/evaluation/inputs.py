@@ -56,7 +56,7 @@ def _pieces(split: Split, name: str, batch_size: int) -> Iterator[tuple[Tensor, 
         split = (split.images, split.labels)
     if isinstance(split, Tensor | np.ndarray):
         split = (split, None)
-    if isinstance(split, Sequence):
+    if isinstance(split, Sequence) and not isinstance(split, str):
         if not 1 <= len(split) <= 2 or not isinstance(split[0], Tensor | np.ndarray):
             raise StfsebError(f"{name}: expected (images, labels) as tensors or arrays, not {_kinds(split)}")
         images = _tensor(split[0], name)

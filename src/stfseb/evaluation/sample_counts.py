@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stfseb.errors import StfsebError
-from stfseb.evaluation.evaluate import SamplesLogits, batch_size_of, check_names, metrics_of, predict_groups
+from stfseb.evaluation.evaluate import SamplesLogits, batch_size_of, metrics_of, predict_groups, unfamiliar_sets
 from stfseb.likelihoods import Classification
 from stfseb.methods.base import Method, check_count
 
@@ -52,8 +52,7 @@ def sample_counts(
         check_count(counts=count)
     if isinstance(method, Method) and not isinstance(method.likelihood, Classification):
         raise StfsebError(f"sample_counts is for classes, not for the {method.likelihood.name} likelihood")
-    sets = dict(ood or {})
-    check_names(sets)
+    sets = unfamiliar_sets(ood)
     most = wanted[-1]
     owners, groups = [], []
     for count in wanted:

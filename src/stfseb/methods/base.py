@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.inputs import as_tensor, check_pixels, scaled
+from stfseb.inputs import as_tensor, check_fits, check_pixels, check_seed, scaled
 from stfseb.likelihoods import Categorical, Likelihood, Regression
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
@@ -284,13 +284,16 @@ class Method(DecidingMixin, nn.Module, ABC):
         check_count(samples=samples)
         x = as_tensor(x, "x")
         check_pixels(x, "x")
-        if seed is None:
-            seed = int(torch.randint(2**62, ()))
-        device = self.like.device
-        rows = batch_size or max(1, _ROWS.get(device.type, 16384) // samples)
+        seed = int(torch.randint(2**62, ())) if seed is None else seed
+        check_seed(seed)
+        rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // samples)
         with torch.no_grad(), evaluating(self.net):
-            parts = [self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)]
-        return torch.cat(parts, dim=1)
+            try:
+                return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], dim=1)
+            except (RuntimeError, ValueError, IndexError):
+                # Where one row fails as well, it is its shape; else (memory) the error is as it was.
+                check_fits(lambda row: self._draw(scaled(row, self.like), samples, seed), x, "x")
+                raise
 
     def predict_proba(
         self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None

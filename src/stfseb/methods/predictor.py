@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError
-from stfseb.inputs import as_tensor, check_pixels, scaled
+from stfseb.inputs import as_tensor, check_fits, check_pixels, check_seed, scaled
 from stfseb.methods.base import Method, check_count, evaluating
 from stfseb.methods.calibrated import tempered
 from stfseb.methods.mc_dropout import DropoutMethod
@@ -44,6 +44,7 @@ class Predictor:
     ) -> None:
         self.samples = method.samples if samples is None else samples
         check_count(batch_size=batch_size, samples=self.samples)
+        check_seed(seed)
         rows = as_tensor(example, "example")
         check_pixels(rows, "example")
         self.method, self.batch_size, self.seed = method, batch_size, seed
@@ -52,7 +53,12 @@ class Predictor:
         self.input = scaled(rows[:1], method.like).repeat(batch_size, *(1,) * (rows.ndim - 1))
         self.lanes: list[Tensor] = []
         self.graph: torch.cuda.CUDAGraph | None = None
-        logits = self._pass()  # finds out which masks are needed
+        try:
+            logits = self._pass()  # finds out which masks are needed
+        except (RuntimeError, ValueError, IndexError):
+            with torch.no_grad(), evaluating(method.net):
+                check_fits(lambda row: method._draw(scaled(row, method.like), 1, seed), rows, "example")
+            raise
         if isinstance(method, DropoutMethod):
             generator = torch.Generator(self.device).manual_seed(seed)
             self.lanes = [lanes.draw(self.device, generator) for lanes in method.folded.plan]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stfseb.errors import DivergedError, StfsebError
-from stfseb.inputs import check_pixels
+from stfseb.inputs import check_fits, check_pixels
 from stfseb.methods.base import Method, Terms, check_count, check_positive
 from stfseb.methods.context import generator
 from stfseb.networks.precision import resolve, running
@@ -284,12 +284,7 @@ def check_split(method: Method, batches: Batches, what: str) -> None:
     x, y = batches.examples(batches.batch_size if isinstance(batches, LoaderBatches) else batches.num_data)
     check_pixels(x, f"{what} x")
     method._outputs = None  # found anew: what the network makes of one split says nothing of another's shape
-    try:
-        outputs = method.outputs(x)
-    except RuntimeError as error:
-        raise StfsebError(
-            f"{what} x of shape {tuple(x.shape)} does not fit the network: {str(error).splitlines()[0]}"
-        ) from error
+    outputs = check_fits(method.outputs, x, f"{what} x")
     method.likelihood.check_targets(y, outputs)
 
 

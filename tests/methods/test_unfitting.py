@@ -1,0 +1,90 @@
+"""Inputs that a network does not take are named in one line, with their shape and, where it is known, the remedy."""
+
+import pytest
+import torch
+from torch import nn
+
+from stfseb import GFSVI, MAP, MFVI, MCDropout, SmallCNN, StfsebError, fit
+from stfseb.methods.ensemble import Ensemble
+from stfseb.methods.predictor import Predictor
+
+
+def colour():
+    torch.manual_seed(0)
+    return SmallCNN(in_channels=3)
+
+
+MAKE = {
+    "map": lambda: MAP(colour()),
+    "mcdropout": lambda: MCDropout(colour(), samples=2),
+    "mfvi": lambda: MFVI(colour(), samples=2),
+    "gfsvi": lambda: GFSVI(colour(), context=torch.rand(40, 3, 28, 28), samples=2),
+    "ensemble": lambda: Ensemble.of(lambda _: MAP(SmallCNN(in_channels=3)), 2),
+}
+WRONG = [
+    ((4, 1, 28, 28), "give examples of the shape that it takes"),
+    ((3, 28, 28), r"for one example give x\[None\]"),
+    ((4, 28, 28, 3), r"give x.movedim\(-1, 1\)"),
+]
+
+
+@pytest.mark.parametrize(("shape", "remedy"), WRONG)
+@pytest.mark.parametrize("name", MAKE)
+def test_images_of_another_shape_are_named(name, shape, remedy):
+    method = MAKE[name]()
+    named = r"^x of shape \(" + ", ".join(map(str, shape)) + r"\) does not fit the network \(.*\): " + remedy
+    for predict in (method.sample_logits, method.predict_proba):
+        with pytest.raises(StfsebError, match=named) as caught:
+            predict(torch.zeros(shape, dtype=torch.uint8))
+        assert "\n" not in str(caught.value)
+    assert method.predict_proba(torch.zeros(2, 3, 28, 28)).shape == (2, 10)  # and the method is as it was
+
+
+def test_grey_images_without_channels_are_named():
+    with pytest.raises(StfsebError, match=r"\(5, 28, 28\) does not fit .*: give x\[:, None\]"):
+        MCDropout(SmallCNN()).predict_proba(torch.zeros(5, 28, 28))
+
+
+def test_fit_names_them_alike():
+    y = torch.arange(8) % 3
+    with pytest.raises(StfsebError, match=r"^train x of shape \(8, 28, 28, 3\) does not fit .*: give x.movedim"):
+        fit(MAP(colour()), (torch.zeros(8, 28, 28, 3), y), (torch.zeros(8, 3, 28, 28), y), progress=False)
+
+
+def test_errors_that_are_not_of_the_shape_stay_what_they_were():
+    class Crowded(nn.Module):
+        """Fails for many rows, as a network does that memory is too small for."""
+
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3, 2)
+
+        def forward(self, x):
+            if len(x) > 2:
+                raise RuntimeError("no room")
+            return self.last(x)
+
+    class Full(Crowded):
+        def forward(self, x):
+            raise torch.OutOfMemoryError("no room at all")
+
+    with pytest.raises(RuntimeError, match=r"^no room$"):
+        MAP(Crowded()).sample_logits(torch.zeros(5, 3))
+    with pytest.raises(torch.OutOfMemoryError, match=r"^no room at all$"):
+        MAP(Full()).sample_logits(torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, True, 2**64])
+def test_seeds_that_are_none_are_named(seed):
+    method, x = MCDropout(colour()), torch.zeros(2, 3, 28, 28)
+    for call in (lambda: Predictor(method, x, 2, seed=seed), lambda: method.predict_proba(x, seed=seed)):
+        with pytest.raises(StfsebError, match=r"^seed=.*: must be a whole number"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["map", "mcdropout"])
+def test_an_example_without_the_batch_dimension_is_named(name):
+    method, x = MAKE[name](), torch.zeros(2, 3, 28, 28)
+    with pytest.raises(StfsebError, match=r"^example of shape \(3, 28, 28\) .*: for one example give example\[None\]"):
+        Predictor(method, x[0], 2)
+    assert Predictor(method, x[0][None], 2).predict_proba(x).shape == (2, 10)
