@@ -6,6 +6,7 @@ import pytest
 import torch
 from reference import cross_entropy, function_penalty, weight_penalty
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from stfseb import MAP, STFSEB, MCDropout, StfsebError
 from stfseb.methods.context import ContextStream, generator
@@ -308,6 +309,12 @@ def test_bad_settings_are_named(batch, settings, match):
         (torch.zeros(0, 5), "empty"),
         (torch.full((40, 5), math.nan), "NaN"),
         ([1, 2], "context"),
+        (
+            DataLoader(TensorDataset(torch.zeros(40, 5))),
+            r"DataLoader: give a tensor, an array, .*the loader's \.dataset",
+        ),
+        ({"images": torch.zeros(40, 5)}, "context is a dict: give a tensor, an array, an image set, a Dataset"),
+        (7, "context is a int: give a tensor"),
     ],
 )
 def test_bad_context_is_named(context, match):

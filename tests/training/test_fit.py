@@ -1,6 +1,7 @@
 """`fit`: the protocol, its determinism, and what it does when things go wrong."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,12 +290,22 @@ def test_nan_is_stopped_with_the_term_and_the_settings(moons):
         ((torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)), "does not fit the network"),
         ((torch.zeros(5, 2), None), "without labels"),
         (7, "train is a int"),
+        (torch.zeros(5, 2), r"train is a Tensor: give \(x, y\)"),
+        ("photos", "^train='photos' is a name, not data: give .*Dataset.*load_task"),
+        (Path("photos"), "^train='photos' is a name"),
     ],
 )
 def test_bad_data_is_named(moons, train, match):
     with pytest.raises(StfsebError, match=match) as caught:
         fit(MCDropout(make_net()), train, moons[1], progress=False)
     assert "\n" not in str(caught.value)
+    with pytest.raises(StfsebError, match=match):  # and where a part of it is to be held out
+        fit(MCDropout(make_net()), train, progress=False)
+
+
+def test_too_few_to_hold_out_are_counted():
+    with pytest.raises(StfsebError, match=r"^train has 1 example: too few to hold out 10%"):
+        fit(MCDropout(make_net()), (torch.zeros(1, 2), torch.zeros(1, dtype=torch.long)), progress=False)
 
 
 def test_bad_arguments_are_named(moons):

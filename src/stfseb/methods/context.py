@@ -8,10 +8,12 @@ several parts of one step agree on the points and on their dropout masks without
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from stfseb.errors import StfsebError, unknown
 from stfseb.function_prior import FunctionPrior
@@ -42,8 +44,16 @@ def as_context(context: Any) -> Tensor | str:
         raise StfsebError("context is missing: give unlabelled images, 'train', or functional_scale=0 to do without")
     if isinstance(context, tuple) and len(context) == 2 and hasattr(context[0], "shape"):
         context = context[0]  # (x, y): labels are not used
-    images = stacked(context) if hasattr(context, "__getitem__") and not hasattr(context, "shape") else context
-    tensor = as_tensor(images, "context")
+    if not hasattr(context, "shape"):
+        if hasattr(context, "__getitem__") and hasattr(context, "__len__") and not isinstance(context, Mapping):
+            context = stacked(context)
+        elif not hasattr(context, "images"):
+            of_it = " (here the loader's .dataset)" if isinstance(context, DataLoader) else ""
+            raise StfsebError(
+                f"context is a {type(context).__name__}: give a tensor, an array, an image set, a Dataset with a "
+                f"length{of_it}, or 'train' for rows of the minibatch"
+            )
+    tensor = as_tensor(context, "context")
     check_pixels(tensor, "context")
     return tensor
 

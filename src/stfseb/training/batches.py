@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
 from typing import Any, Protocol
 
 import torch
@@ -153,6 +154,19 @@ class LoaderBatches:
             yield x, y if y.is_floating_point() else y.long()
 
 
+def check_data(data: Any, what: str) -> None:
+    """Raise for what is not data: names of folders above all."""
+    if isinstance(data, str | PathLike):
+        raise StfsebError(
+            f"{what}={str(data)!r} is a name, not data: give (x, y), an image set, a Dataset or a DataLoader; folders "
+            "of pictures are read by load_task('task.yaml').load() and by 'stfseb train'"
+        )
+    if isinstance(data, IterableDataset):
+        raise StfsebError(f"{what} is an IterableDataset, which has no length: the objective needs it")
+    if not (isinstance(data, Sequence | Dataset | DataLoader) or hasattr(data, "images")):
+        raise StfsebError(f"{what} is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
+
+
 def as_pair(data: Any, what: str) -> Batch | None:
     """Return (x, y) tensors if `data` is tensors, arrays, an image set or a TensorDataset, else None."""
     if isinstance(data, TensorDataset):
@@ -179,6 +193,7 @@ def make_batches(
     what: str = "train",
 ) -> Batches:
     """Return the minibatches of `data`, resident where it is tensors that fit on the device, streamed otherwise."""
+    check_data(data, what)
     pair = as_pair(data, what)
     if pair is not None:
         if fits(pair, device):
@@ -187,8 +202,6 @@ def make_batches(
         return HostBatches(*pair, batch_size, seed, device, augment)
     if isinstance(data, DataLoader):
         return LoaderBatches(data, device, augment, what)
-    if isinstance(data, IterableDataset):
-        raise StfsebError(f"{what} is an IterableDataset, which has no length: the objective needs it")
     if isinstance(data, Dataset):
         shuffle = hasattr(data, "__len__") and len(data) > 0  # else torch's sampler has an error of its own
         pinned = device.type == "cuda"
@@ -208,12 +221,16 @@ def fits(pair: Batch, device: torch.device) -> bool:
 
 def split_off(data: Any, fraction: float) -> tuple[Any, Any]:
     """Hold out a fraction for validation, the same rows whatever the run's seed (seed 0)."""
-    count = len(data[0]) if isinstance(data, Sequence) else len(data)
+    check_data(data, "train")
+    pair = as_pair(data, "train")
+    if pair is None and not hasattr(data, "__len__"):
+        raise StfsebError("train has no length, so that nothing can be held out of it: give validation=(x, y)")
+    count = len(data) if pair is None else len(pair[0])
     held = max(1, round(count * fraction))
     if count - held < 1:
-        raise StfsebError(f"train has {count} examples: too few to hold out {fraction:.0%}; give validation=(x, y)")
+        found = "1 example" if count == 1 else f"{count} examples"
+        raise StfsebError(f"train has {found}: too few to hold out {fraction:.0%}; give validation=(x, y)")
     order = torch.randperm(count, generator=generator(0, 5, 0))
-    pair = as_pair(data, "train")
     if pair is None:
         subset = torch.utils.data.Subset
         return subset(data, order[held:].tolist()), subset(data, order[:held].tolist())
