@@ -14,7 +14,7 @@ from scipy import stats
 from stfseb.experiments.jobs import make_job
 from stfseb.experiments.paper.plan import make_plan
 from stfseb.report.differences import difference_grid
-from stfseb.report.paper import Found, paper_grids
+from stfseb.report.paper import Found, about_data, paper_grids
 from stfseb.report.paper_numbers import numbers, printed
 from stfseb.report.standing import held_grid, race_grids
 
@@ -276,6 +276,55 @@ def test_differences_are_scipys_paired_intervals(runs):
     assert found.rank == (1 if test.pvalue < 0.05 else 0)  # lower is better
     assert len(found.runs) == 6
     assert difference_grid(plans, Found(by_id([r for r in records if r["seed"] == 0]))) is None
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_differences_of_two_seeds_have_no_interval_and_no_mark(count):
+    ask = asked("fmnist", methods=("stfseb", "map"), seeds=range(count))
+    plans, records = made("table1", ask=ask)
+    for record in records:  # so nearly constant that even two seeds would be significant
+        record["metrics"]["acc"] = (0.95 if record["method"] == "stfseb" else 0.90) + 1e-4 * record["seed"] ** 2
+        record["metrics"]["acc"] += 1e-6 * record["seed"] * (record["method"] == "map")
+    ours, theirs = ([r["metrics"]["acc"] for r in records if r["method"] == m] for m in ("stfseb", "map"))
+    assert stats.ttest_rel(ours, theirs).pvalue < 0.001
+    found = Found(by_id(records))
+    grids = [difference_grid(plans, found), race_grids(plans, found)[0]]
+    cells = [
+        cell(grids[0], ("FMNIST", "Accuracy ↑"), "− MAP"),
+        cell(grids[1], ("FMNIST", "Accuracy ↑"), "Ours minus it"),
+    ]
+    for grid, entry in zip(grids, cells, strict=True):
+        assert entry.text == "+5.00"
+        assert (entry.rank, len(entry.below)) == ((0, 1) if count == 2 else (1, 2))
+        assert entry.below[-1] == f"{count} seeds"
+        notes = race_grids(plans, found)[-1].notes if grid is grids[1] else grid.notes
+        assert any("Two common seeds give no useful interval" in note for note in notes) == (count == 2)
+    assert ("; in 0 of them the 95 % interval leaves out zero" in grids[1].notes[0]) == (count == 2)
+
+
+def test_a_tail_at_the_end_of_the_fits_range_is_a_bound():
+    from stfseb.evaluation import tails
+
+    end = 1 / (tails._LOWEST * np.exp(1e-4))  # the fit stops within its tolerance
+    ask = asked("mini", seeds=(0, 1))
+    _, records = made("tails", ask=ask, parts=())
+    some = {"stfseb": (0.5, 0.5), "mcdropout": (0.5, end), "map": (end, end)}
+    for record in records:
+        value = some[record["method"]][record["seed"]]
+        record["parts"] = {"tails": {"sets": {"weights": {"inverse_dof": value}}}}
+    grid = table("tails", records, ask)
+    texts = [cell(grid, ("1/dof, weights",), name) for name in grid.columns]
+    assert [c.text for c in texts] == ["0.500 ± 0.000", f"≥ {(0.5 + end) / 2:.3f}", "≥ 20"]
+    assert texts[1].below == ("1 of 2 at the end of the fit's range",)
+    assert [c.std for c in texts] == [0, None, None]
+
+
+def test_notes_of_records_are_told_without_their_disk():
+    ask = asked("mnist", methods=("stfseb",), seeds=(0,))
+    plans, records = made("table1", ask=ask)
+    records[0]["notes"] = ["context kmnist: test split, as the train split is not on disk; 10 images"]
+    (line,) = about_data(plans[0], Found(by_id(records)), ["mnist"])
+    assert line == "MNIST: context kmnist: test split, as its train split was not at hand; 10 images."
 
 
 def test_standing_counts_what_is_reached():

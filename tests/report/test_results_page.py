@@ -19,7 +19,7 @@ from stfseb.report.paper import Found
 from stfseb.report.paper_numbers import Printed
 from stfseb.report.results_page import BLOCKS, filled, fingerprint, results_page
 from stfseb.report.results_words import how_made
-from stfseb.report.standing import held_grid, race_grids
+from stfseb.report.standing import held_grid, race_grids, variant_differences
 
 ROOT = Path(__file__).parents[2]
 SEARCH = "fmnist-stfseb-extended-f0e5fb50"
@@ -100,8 +100,8 @@ def test_tables_have_what_was_run_with_conditions_and_no_others(page):
         "- CIFAR-10: no runs of GFSVI.",
         "- Seeds in the main tables, of the paper's 10: MNIST 4, CIFAR-10 2.",
         (
-            "- No runs on any task: degrees of freedom at a tau chosen anew for each (`stfseb paper dof --retuned`), "
-            "number of context points (`stfseb paper context-number`), "
+            "- No runs on the paper's tasks: degrees of freedom at a tau chosen anew for each "
+            "(`stfseb paper dof --retuned`), number of context points (`stfseb paper context-number`), "
             "source of the context points (`stfseb paper context-source`)."
         ),
     ]
@@ -233,18 +233,34 @@ def test_draws_that_came_before_are_no_settings_of_their_own(tmp_path):
     assert "40 trials (39 complete, 1 pruned, 30 different settings)" in block
 
 
-def test_additions_are_set_against_the_preset_seed_by_seed(page, results):
-    grid = page.tables["beyond-cifar10-differences"]
-    found = {path.parent.name: json.loads(path.read_text()) for path in results.rglob("record.json")}
+def learnt_dof(plan, found, grid):
+    """Return a cell of the additions, and the accuracies behind it."""
     cell = grid.cells[[stub[0] for stub in grid.rows].index("learnt dof")][grid.columns.index("Accuracy ↑")]
-    own, base = [
-        np.array([100 * found[job.name]["metrics"]["acc"] for job in plan.jobs["cifar10", key]])
-        for plan in [make_plan("beyond", asked("cifar10", seeds=(0, 1)))]
-        for key in ("learn-dof", "preset")
+    pair = [
+        [100 * found[job.name]["metrics"]["acc"] for job in plan.jobs["cifar10", k]] for k in ("learn-dof", "preset")
     ]
+    return cell, *map(np.array, pair)
+
+
+def test_additions_are_set_against_the_preset_seed_by_seed():
+    plan = make_plan("beyond", asked("cifar10", seeds=(0, 1, 2)))
+    found = {job.name: record_of(job) for job in plan.all_jobs}
+    grid = variant_differences(plan, Found(found), "cifar10")
+    cell, own, base = learnt_dof(plan, found, grid)
     assert cell.value == pytest.approx((own - base).mean())
     low, high = stats.ttest_rel(own, base).confidence_interval(0.95)
-    assert cell.below[0] == f"{low:+.2f} to {high:+.2f}".replace("-", "−")
+    assert cell.below == (f"{low:+.2f} to {high:+.2f}".replace("-", "−"), "3 seeds")
+    assert not any("Two common seeds" in note for note in grid.notes)
+
+
+def test_two_seeds_have_neither_interval_nor_mark(page, results):
+    grid = page.tables["beyond-cifar10-differences"]
+    found = {path.parent.name: json.loads(path.read_text()) for path in results.rglob("record.json")}
+    plan = make_plan("beyond", asked("cifar10", seeds=(0, 1)))
+    cell, own, base = learnt_dof(plan, found, grid)
+    assert (cell.value, cell.below) == (pytest.approx((own - base).mean()), ("2 seeds",))
+    assert not any(cell.rank for row in grid.cells for cell in row)
+    assert sum("Two common seeds give no useful interval" in note for note in grid.notes) == 1
     assert "1/dof, weights | 0.250 ± 0.000" in page.blocks["tails"]
 
 

@@ -10,7 +10,7 @@ from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper import signed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stfseb.experiments.paper import Plan, Quantity, Variant
     from stfseb.report.paper import Found
@@ -26,6 +26,13 @@ NOTES = (
         "alone: test images, validation split and settings are the same for all seeds."
     ),
 )
+LEAST = 3  # common seeds that an interval needs: of two, it is thirteen standard errors to either side
+_TOO_FEW = "Two common seeds give no useful interval: a difference of two has none here, and no mark."
+
+
+def too_few(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """Return the note on differences without an interval where there are such, else nothing."""
+    return (_TOO_FEW,) if any(0 < len(cell.seeds) < LEAST for cell in cells) else ()
 
 
 def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
@@ -50,18 +57,18 @@ def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
         tuple(f"− {labels[i]}" for i in kept),
         tuple(stub for stub, _ in rows),
         tuple(tuple(cells[i] for i in kept) for _, cells in rows),
-        NOTES,
+        (*NOTES, *too_few(cells[i] for _, cells in rows for i in kept)),
     )
 
 
 def difference_cell(plan: Plan, found: Found, task: str, other: Variant, quantity: Quantity) -> Cell:
-    """Return ST-FS-EB minus another method with its interval; two common seeds are needed."""
+    """Return ST-FS-EB minus another method with its interval, as `paired_cell` does."""
     ours = next((v for v in plan.variants if v.key == OURS), None)
     return Cell("–") if ours is None else paired_cell(plan, found, task, ours, other, quantity)
 
 
 def paired_cell(plan: Plan, found: Found, task: str, ours: Variant, other: Variant, quantity: Quantity) -> Cell:
-    """Return one variant minus another, paired by seed, with its 95 % interval; two common seeds are needed."""
+    """Return one variant minus another, paired by seed, with its 95 % interval and its mark from `LEAST` seeds on."""
     values, runs = [], []
     for variant in (ours, other):
         records = found.of(plan, task, variant)
@@ -72,8 +79,9 @@ def paired_cell(plan: Plan, found: Found, task: str, ours: Variant, other: Varia
         return Cell("–" if not common else "one seed")
     result = paired(values[0], values[1])
     better = result.mean > 0 if quantity.higher else result.mean < 0
-    rank = 0 if not result.significant else 1 if better else 2
+    enough = len(result.seeds) >= LEAST
+    rank = 0 if not (enough and result.significant) else 1 if better else 2
     ids = tuple(side[seed] for seed in result.seeds for side in runs)
     low, high = signed(result.low or 0.0, quantity.digits), signed(result.high or 0.0, quantity.digits)
-    below = (f"{low} to {high}", f"{len(result.seeds)} seeds")
+    below = (*([f"{low} to {high}"] if enough else []), f"{len(result.seeds)} seeds")
     return Cell(signed(result.mean, quantity.digits), result.mean, seeds=result.seeds, runs=ids, rank=rank, below=below)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from stfseb.experiments.paper import Plan, Quantity, Variant
     from stfseb.report.records import Record
+
+_TAILS_END = 20.0  # the largest 1/dof that evaluation/tails.py fits
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,11 @@ def number_cell(plan: Plan, found: Found, task: str, variant: Variant, quantity:
     median = statistics.median(values) if collapsed else None
     text = f"{mean:.{quantity.digits}f}" + ("" if std is None else f" ± {std:.{_digits(quantity)}f}")
     below = []
+    ended = sum(value > 0.999 * _TAILS_END for value in values) if quantity.key.startswith("tails/") else 0
+    if ended:  # no estimate but a bound, and so is the mean; how bounds vary says nothing
+        text, std = f"≥ {_TAILS_END:g}" if ended == len(values) else f"≥ {mean:.{quantity.digits}f}", None
+    if 0 < ended < len(values):
+        below.append(f"{ended} of {len(values)} at the end of the fit's range")
     if median is not None:
         below.append(f"median {median:.{quantity.digits}f}")
     if len(values) < len(plan.seeds):
@@ -267,11 +275,11 @@ def about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
             for note in record.get("notes") or []:
                 name = str(note).partition(":")[0]
                 if name not in sets or name in shown:
-                    lines[f"{title}: {note}."] = None
+                    lines[f"{title}: {_retold(str(note))}."] = None
             part: dict[str, Any] = (record.get("parts") or {}).get("corruption") or {}
             if part.get("suite") in shown:
                 for note in part.get("notes") or []:
-                    lines[f"{title}, {part['suite']}: {note}."] = None
+                    lines[f"{title}, {part['suite']}: {_retold(str(note))}."] = None
         prints = {str(((r.get("data") or {}).get("test") or {}).get("fingerprint")) for r in records}
         if len(prints) > 1:
             lines[f"{title}: the runs were tested on {len(prints)} different versions of the test images."] = None
@@ -280,3 +288,8 @@ def about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
             if machines:
                 lines[f"{title}: measured on {' and '.join(sorted(machines))}."] = None
     return list(lines)
+
+
+def _retold(note: str) -> str:
+    """Return a record's note as a table tells it: a reader would take "on disk" for his own disk."""
+    return re.sub(r"\bas the (\S+) split is not on disk", r"as its \1 split was not at hand", note)

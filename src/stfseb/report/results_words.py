@@ -134,7 +134,8 @@ def missing_words(tasks: Mapping[str, Sequence[Record]], without: Sequence[str] 
     if few:
         lines.append(f"Seeds in the main tables, of the paper's {_SEEDS}: {', '.join(few)}.")
     if without:
-        lines.append(f"No runs on any task: {', '.join(f'{_WHAT[w]} (`{_named(w)}`)' for w in without if w in _WHAT)}.")
+        named = ", ".join(f"{_WHAT[w]} (`{_named(w)}`)" for w in without if w in _WHAT)
+        lines.append(f"No runs on the paper's tasks: {named}.")
     return lines
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stfseb.experiments.paper.plan import task_label
-from stfseb.report.differences import OURS, difference_cell, paired_cell
+from stfseb.report.differences import OURS, difference_cell, paired_cell, too_few
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper import about_data, beside, number_cell, signed
 
@@ -47,7 +47,7 @@ def held_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
         ),
         *_data(plans, found),
     )
-    columns = ("ST-FS-EB", "The paper's", "Difference, sd", "Within one sd")
+    columns = ("ST-FS-EB", "The paper's", "Difference, sd", "Held")
     return _grid("held", "ST-FS-EB against the paper's ST-FS-EB", columns, rows, notes)
 
 
@@ -112,6 +112,7 @@ def race_grids(
     )
     first_note = f"{len(best)} of {total} rows; in {sure[0]} of them the 95 % interval leaves out zero, in its favour."
     other_note = f"{len(behind)} of {total} rows; in {sure[1]} of them the 95 % interval leaves out zero, against it."
+    said_once += too_few(cells[2] for _, cells in (*best, *behind))
     columns = ("ST-FS-EB", "{}", "Ours minus it", "In sd")
     found_rows = (
         (name, "Rows where ST-FS-EB is best of all methods, or level with the best", "Next", best, first_note),
@@ -137,7 +138,7 @@ def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity)
     rival, theirs, value = max(there, key=lambda entry: sign * entry[2])
     ahead = sign * (round(ours.value, quantity.digits) - round(value, quantity.digits))
     difference = difference_cell(plan, found, task, rival, quantity)
-    if difference.value is None:  # fewer than two common seeds: no interval
+    if difference.value is None:  # fewer than two common seeds
         said = "one seed" if ours.seeds == theirs.seeds else "of the means"
         difference = Cell(signed(ours.value - value, quantity.digits), ours.value - value, below=(said,))
     methods = (own.label, *(v.label for v, _, _ in there))
@@ -171,7 +172,7 @@ def variant_differences(plan: Plan, found: Found, task: str) -> Grid | None:
         tuple(q.heading for q in quantities),
         tuple((label,) for label in rows),
         tuple(rows.values()),
-        (note,),
+        (note, *too_few(cell for cells in rows.values() for cell in cells)),
     )
 
 
