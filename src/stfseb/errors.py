@@ -23,7 +23,7 @@ class DivergedError(StfsebError):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> StfsebError:
     """Return the error for an unknown name, with the nearest known one when there is one."""
-    names = sorted(known)
+    names = sorted(set(known))  # sets and tasks share some
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return StfsebError(f"unknown {kind} '{name}': {hint}known are {', '.join(names)}")

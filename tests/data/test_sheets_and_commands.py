@@ -13,8 +13,10 @@ from PIL import Image
 from published_files import write_mat, write_medical
 from typer.testing import CliRunner
 
+from stfseb.data import sets
 from stfseb.data.commands import app
 from stfseb.data.sheet import GAP, MARGIN, contact_sheet
+from stfseb.data.tasks import task_names
 from stfseb.errors import StfsebError
 
 
@@ -119,6 +121,8 @@ def test_show(folder, tmp_path, name, rows):
 
 def test_show_errors(folder, tmp_path):
     assert "did you mean 'svhn'" in str(run("show", "shvn").exception)
+    known = str(run("show", "nope").exception).partition("known are ")[2].split(", ")
+    assert known == sorted({*sets.all_sets(), *task_names()})  # some are both, and named once
     assert "stfseb data download mnist" in str(run("show", "mnist").exception)
     assert "unknown split of svhn 'train'" in str(run("show", "svhn", "--split", "train").exception)
     assert "cifar10-c needs cifar10 test" in str(run("show", "cifar10-c").exception)

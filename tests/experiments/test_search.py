@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,7 +212,8 @@ def test_trials_as_a_population_on_the_card(task, tmp_path):
         (["--trials", 0], "--trials 0: give at least 1"),
         (["--storage", "study.db"], "storage 'study.db' is not a URL: write sqlite:///FILE"),
         (["--storage", "postgresql://me:hunter2@127.0.0.1:9/x"], "check that it runs"),
-        (["--show", "nowhere"], "search nowhere does not exist"),
+        (["--show", "nowhere"], "search nowhere does not exist: give the folder that 'stfseb search' named"),
+        (["--show", "."], f"folder {Path.cwd()} holds no search.json: give the folder that 'stfseb search' named"),
     ],
 )
 def test_wrong_input_is_one_line_with_the_remedy(task, stfseb, tmp_path, words, message):

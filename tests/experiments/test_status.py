@@ -132,6 +132,10 @@ def test_runs_that_were_copied_here_count_though_no_plan_knows_them(folder, tmp_
 def test_errors_are_one_line(tmp_path):
     with pytest.raises(StfsebError, match="does not exist"):
         command(tmp_path / "none")
+    (tmp_path / "record.json").write_text("{}")
+    with pytest.raises(StfsebError, match=r"record.json is not a folder: give the one that"):
+        command(tmp_path / "record.json")
+    (tmp_path / "record.json").unlink()
     with pytest.raises(StfsebError, match="nothing was planned or done in"):
         command(tmp_path)
     (tmp_path / PLAN).write_text("[]")

@@ -14,6 +14,7 @@ from stfseb.training import batches
 from stfseb.training.batches import ResidentBatches, split_off
 from stfseb.training.engine import EagerEngine, make_optimiser
 from stfseb.training.fit import CollapseWarning, DivergedError
+from stfseb.training.loop import FitResult
 from stfseb.training.validation import validation_score
 
 
@@ -301,6 +302,11 @@ def test_bad_data_is_named(moons, train, match):
     assert "\n" not in str(caught.value)
     with pytest.raises(StfsebError, match=match):  # and where a part of it is to be held out
         fit(MCDropout(make_net()), train, progress=False)
+
+
+def test_a_result_counts_its_epochs():
+    said = [str(FitResult(history=[{}] * count, seconds=24.0, stopped="epochs")) for count in (1, 2)]
+    assert [text.partition(" (")[0] for text in said] == ["1 epoch in 24 s", "2 epochs in 24 s"]
 
 
 def test_too_few_to_hold_out_are_counted():

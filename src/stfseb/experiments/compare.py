@@ -12,6 +12,7 @@ from stfseb.experiments.records import RECORD, read_record
 from stfseb.experiments.run import RunConfig, make_method, train_and_evaluate, training_of
 from stfseb.methods.registry import key_of
 from stfseb.training.interrupts import Interrupted
+from stfseb.training.progress import in_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ def compare(
         metrics = record["metrics"]
         announce(
             f"[{number}/{len(runs)}] {record['label']}: accuracy {100 * metrics['acc']:.2f} %, "
-            f"NLL {metrics['nll']:.3f}, {len(record['history'])} epochs in {record['seconds']:.0f} s"
+            f"NLL {metrics['nll']:.3f}, {in_epochs(len(record['history']))} in {record['seconds']:.0f} s"
         )
     return records
 

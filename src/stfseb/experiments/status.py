@@ -102,6 +102,8 @@ class Status:
 
 def status(results: Path) -> Status:
     """Look at a results folder."""
+    if results.exists() and not results.is_dir():
+        raise StfsebError(f"{results} is not a folder: give the one that 'paper' or 'search' wrote, --out")
     if not results.is_dir():
         raise StfsebError(
             f"results folder {results} does not exist: give the one that 'paper' or 'search' wrote, --out"

@@ -24,6 +24,7 @@ from stfseb.training.batches import Batches, LoaderBatches, ResidentBatches
 from stfseb.training.engine import CapturedEngine, EagerEngine, Engine, make_engine, make_optimiser
 from stfseb.training.folds import NoMemoryError, is_out_of_memory
 from stfseb.training.interrupts import Interrupted, Interrupts
+from stfseb.training.progress import in_epochs
 from stfseb.training.resuming import Keeper, Partial, identity_of
 from stfseb.training.validation import Score, validation_score
 
@@ -52,7 +53,7 @@ class FitResult:
 
     def __str__(self) -> str:
         return (
-            f"{len(self.history)} epochs in {self.seconds:.0f} s (stopped by {self.stopped}), best epoch "
+            f"{in_epochs(len(self.history))} in {self.seconds:.0f} s (stopped by {self.stopped}), best epoch "
             f"{self.best_epoch} with validation NLL {self.best_validation_nll:.4f}"
         )
 

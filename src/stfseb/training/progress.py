@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+def in_epochs(count: int) -> str:
+    """Return "1 epoch", "2 epochs"."""
+    return f"{count} epoch" if count == 1 else f"{count} epochs"
+
+
 def describe(entry: dict[str, Any]) -> str:
     """Return one epoch's figures in a line: the terms in nats per example and the validation score."""
     terms = [f"{name} {entry[name]:.3f}" for name in ("data", "function", "weights") if entry[name] != 0.0]

@@ -92,9 +92,16 @@ def _yaml(value: Any) -> str:
 def read_search(path: Path) -> dict[str, Any]:
     """Read a search from its search.json or the folder that holds it."""
     file = path / "search.json" if path.is_dir() else path
+    remedy = "give the folder that 'stfseb search' named (OUT/searches/NAME), or its search.json"
+    if path.is_dir() and not file.exists():
+        inside = sorted(f.parent.name for f in path.glob("searches/*/search.json"))
+        hint = f" (here searches/{inside[0]}{', ...' if len(inside) > 1 else ''})" if inside else ""
+        raise StfsebError(f"folder {path.resolve()} holds no search.json: {remedy}{hint}")
+    if not file.exists():
+        raise StfsebError(f"search {path} does not exist: {remedy}")
     found = read_json(file, "search")
     if not isinstance(found, dict) or "trials" not in found or "choices" not in found:
-        raise StfsebError(f"{file} is not a search: give the folder that 'stfseb search' named, or its search.json")
+        raise StfsebError(f"{file} is not a search: {remedy}")
     if found.get("format", 0) > FORMAT:
         raise StfsebError(f"{file} is of a newer format than this stfseb reads: upgrade stfseb")
     return found
