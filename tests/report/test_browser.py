@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 
 import pytest
 from made_runs import asked, made
+from PIL import Image
 
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper import beyond
@@ -160,6 +162,23 @@ def test_paper_tables_open_quietly_and_fit(paper_page, paper_address):
     assert paper_page.evaluate("document.documentElement.scrollWidth") == width
     assert paper_page.locator("svg[role=img]:not([aria-label])").count() == 0
     assert paper_page.locator("svg[aria-label^='Turned test images']:visible").count() == 1
+
+
+def test_a_shade_says_that_a_table_goes_on(paper_page):
+    """The darkest point of the right edge, above the first heading: shaded only while columns are hidden there."""
+
+    def edge(table):
+        image = Image.open(io.BytesIO(table.screenshot())).convert("L")
+        return min(image.getpixel((image.width - 1, y)) for y in range(4))
+
+    tables = paper_page.locator(".scroll.main:visible")
+    hidden = tables.evaluate_all("all => all.map(e => e.scrollWidth - e.clientWidth)")
+    assert (max(hidden) > 0) == (paper_page.viewport_size["width"] < 400)
+    for place, rest in enumerate(hidden[:3]):
+        table = tables.nth(place)
+        assert (edge(table) < 240) == (rest > 0)
+        table.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+        assert edge(table) > 250
 
 
 def test_cells_lead_to_their_runs(paper_page):

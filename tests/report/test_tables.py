@@ -168,3 +168,11 @@ def test_times_of_runs_that_shared_a_card_are_not_ranked():
     assert "several at a time" not in " ".join(alone.notes)
     on_cpu = tables.cost_table([r | {"machine": {"device": "cpu"}} for r in records])
     assert [row[0].rank for row in on_cpu.cells] == [2, 1]
+
+
+def test_only_long_names_of_rows_take_several_lines():
+    long = "GFSVI (last layer, 60 kernel steps on <256> points)"
+    assert tables.row_head(long) == (
+        '<th scope="row" class="long">GFSVI (last layer, 60 kernel steps on &lt;256&gt; points)</th>'
+    )
+    assert tables.row_head("MC Dropout") == '<th scope="row">MC Dropout</th>'

@@ -6,7 +6,7 @@ import html
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from stfseb.report.tables import escape_latex, escape_markdown, heading_html, in_width
+from stfseb.report.tables import escape_latex, escape_markdown, heading_html, in_width, row_head
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -110,8 +110,7 @@ class Grid:
             heads += f'<th scope="col" class="num{own}">{inner}</th>'
         rows = []
         for stub, row in zip(self.rows, self.cells, strict=True):
-            first, *rest = (html.escape(word) for word in stub)
-            names = f'<th scope="row">{first}</th>' + "".join(f'<td class="stub">{word}</td>' for word in rest)
+            names = row_head(stub[0]) + "".join(f'<td class="stub">{html.escape(word)}</td>' for word in stub[1:])
             cells = "".join(self._html_cell(c, column) for c, column in zip(row, self.columns, strict=True))
             own = ' class="ours"' if stub[0] == self.own else ""
             rows.append(f"<tr{own}>{names}{cells}</tr>")

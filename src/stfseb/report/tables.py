@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+_LONG = 24  # characters that the name of a row has on one line
+
 
 @dataclass(frozen=True)
 class Column:
@@ -132,7 +134,7 @@ class Table:
                 for c in row
             )
             own = ' class="ours"' if group.ours else ""
-            rows.append(f'<tr{own}><th scope="row">{html.escape(label)}</th>{cells}</tr>')
+            rows.append(f"<tr{own}>{row_head(label)}{cells}</tr>")
         return (
             f'<table class="sortable"><caption>{html.escape(self.title)}</caption>'
             f"<thead><tr>{_head('Method', '')}{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -280,6 +282,12 @@ def _short(column: Column) -> str:
 
 def _head(text: str, kind: str) -> str:
     return f'<th scope="col" class="{kind}"><button type="button">{heading_html(text)}</button></th>'
+
+
+def row_head(label: str) -> str:
+    """Return a row's name for HTML; a long one, such as a method with its settings, may take several lines."""
+    kind = ' class="long"' if len(label) > _LONG else ""
+    return f'<th scope="row"{kind}>{html.escape(label)}</th>'
 
 
 def heading_html(text: str) -> str:
