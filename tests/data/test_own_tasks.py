@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 
 from stfseb.data.pictures import read_picture
+from stfseb.data.task_files import built_in
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
 
@@ -59,7 +60,7 @@ def test_folders_of_pictures(photos):
     assert data.ood["other"].labels is None
     assert len(data.context) == 2
     # The rights of a built-in task: the same defaults and presets.
-    assert task.presets == load_task("mnist").presets
+    assert task.presets == built_in()["defaults"]["presets"]
     assert task.shifts.rotation == load_task("mnist").shifts.rotation
 
 
