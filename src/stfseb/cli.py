@@ -266,6 +266,7 @@ def bench(
     """Measure seconds an epoch, memory and the distance to the floor, against the naive way in the same run."""
     from rich.console import Console
 
+    from stfseb.commands_paper import words
     from stfseb.experiments.bench import bench as run_bench
     from stfseb.experiments.bench import default_ways
     from stfseb.report.bench import bench_table, write_bench
@@ -273,9 +274,9 @@ def bench(
     console = Console(stderr=True)
     place = _device(device)
     found = run_bench(
-        _words(tasks),
-        _words(methods),
-        _words(ways) if ways else default_ways(place),
+        list(words(tasks)),
+        list(words(methods)),
+        list(words(ways)) if ways else default_ways(place),
         device=place,
         grow=grow,
         seconds=seconds,
@@ -287,11 +288,6 @@ def bench(
         screen.print(f"Figures and plot: {write_bench(found, out)}", highlight=False, soft_wrap=True)
     if all("error" in row for row in found["rows"]):
         raise typer.Exit(1)
-
-
-def _words(listed: str) -> list[str]:
-    """Return the words of a list with commas."""
-    return [word.strip() for word in listed.split(",")]
 
 
 def _mount() -> None:

@@ -43,8 +43,8 @@ def paper(
     from stfseb.report.reproduce import reproduce
 
     asked = Asked(
-        None if tasks is None else _words(tasks),
-        None if methods is None else _words(methods),
+        None if tasks is None else words(tasks),
+        None if methods is None else words(methods),
         _seeds(seeds),
         {} if epochs is None else {"epochs": epochs},
         context,
@@ -87,7 +87,8 @@ def paper(
         raise typer.Exit(1)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a list with commas, or say that there are none."""
     found = tuple(word.strip() for word in text.split(",") if word.strip())
     if not found:
         raise StfsebError(f"'{text}' names nothing: give names separated by commas")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 # What layers raise at a tensor of a shape that is not theirs.
-_REFUSALS = (RuntimeError, ValueError, IndexError)
+REFUSALS = (RuntimeError, ValueError, IndexError)
 _BROKEN = (torch.OutOfMemoryError, torch.AcceleratorError)  # says nothing of the shape
 
 
@@ -59,7 +59,7 @@ def check_fits(network: Callable[[Tensor], Found], x: Tensor, what: str) -> Foun
         return network(x[:1])
     except (StfsebError, *_BROKEN):
         raise
-    except _REFUSALS as error:
+    except REFUSALS as error:
         said = (str(error) or type(error).__name__).splitlines()[0].rstrip(" .:")
         remedy = _remedy(network, x, what.split()[-1])
         raise StfsebError(f"{what} of shape {tuple(x.shape)} does not fit the network ({said}): {remedy}") from error
@@ -75,7 +75,7 @@ def _remedy(network: Callable[[Tensor], Any], x: Tensor, name: str) -> str:
     for guess, words in guesses[x.ndim > 3 :]:  # a whole set is not one example
         try:
             network(guess)
-        except (*_REFUSALS, *_BROKEN):
+        except (*REFUSALS, *_BROKEN):
             continue
         return words
     return "give examples of the shape that it takes"

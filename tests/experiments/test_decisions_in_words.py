@@ -134,11 +134,11 @@ def test_images_of_one_name_in_two_folders_are_told_apart(model, tmp_path, monke
 
 def test_mistakes_are_named(model, tmp_path, images):
     with pytest.raises(
-        StfsebError, match=r"^'nowhere' is neither a registered set nor a folder .*: give a folder with"
+        StfsebError, match=r"^calibration: 'nowhere' is neither a registered set nor a folder .*: give one of these"
     ):
         calibrate_model(model, "nowhere")
     np.savez(tmp_path / "small.npz", images=np.zeros((4, 1, 8, 8), np.uint8), labels=np.zeros(4, np.int64))
-    with pytest.raises(StfsebError, match=r"^.*small.npz has images of 1x8x8"):
+    with pytest.raises(StfsebError, match=r"^calibration: .*small.npz has images of 1x8x8"):
         calibrate_model(model, str(tmp_path / "small.npz"))
     with pytest.raises(StfsebError, match="fraction"):
         predict_files(load(model), [images], coverage=2.0)

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from stfseb.data.images import ImageSet
 
-SPLIT_OF_ROLE = {"train": "train", "validation": "validation", "test": "test", "context": "train", "ood": "test"}
+# What images are for: in a task, or to calibrate a model on.
+SPLIT_OF_ROLE = {
+    "train": "train",
+    "validation": "validation",
+    "test": "test",
+    "context": "train",
+    "ood": "test",
+    "calibration": "test",
+}
+UNLABELLED = ("context", "ood")
 KEYS = {
     "set": {"set", "split", "fit"},
     "folder": {"folder"},
@@ -85,7 +94,9 @@ def _guess(text: str, role: str, base: Path) -> dict[str, str]:
         return {"folder": text}
     near = difflib.get_close_matches(text, sets.all_sets(), n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
-    raise StfsebError(f"{role}: '{text}' is neither a registered set{hint} nor a folder in '{base}'")
+    raise StfsebError(
+        f"{role}: '{text}' is neither a registered set{hint} nor a folder in '{base}': give one of these, or an .npz or .npy file"
+    )
 
 
 def _splits(name: str, split: Any) -> tuple[str, ...]:
@@ -99,7 +110,7 @@ def _splits(name: str, split: Any) -> tuple[str, ...]:
 
 def read(source: Source, role: str, name: str, shape: Shape, folder: Path) -> ImageSet:
     """Read a source for a role of a task, and check it against what the task's network takes."""
-    labelled = role in ("train", "validation", "test")
+    labelled = role not in UNLABELLED
     if source.kind == "set":
         result = _read_set(source, folder)
     elif source.kind == "folder" and labelled:

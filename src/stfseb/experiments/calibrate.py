@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stfseb.data.images import ImageSet
     from stfseb.methods.base import Method
 
-_ROLE = "test"
-
 
 def calibrate_model(
     model: Path,
@@ -56,15 +54,5 @@ def read_labelled(method: Method, where: str) -> ImageSet:
     shape, classes = method.provenance.get("input"), method.provenance.get("class_names")
     if not shape or not classes:
         raise StfsebError("the model does not say what images it takes: train it with 'stfseb train' or 'compare'")
-    # Errors of sources name a role of a task first, of which nobody who calibrates a model has heard.
-    try:
-        source = sources.parse(where, _ROLE, Path.cwd())
-    except StfsebError as error:
-        kinds = "a folder with a folder per class, an .npz of images and labels, or the name of a set"
-        raise StfsebError(f"{str(error).removeprefix(f'{_ROLE}: ')}: give {kinds}") from error
-    try:
-        return sources.read(source, _ROLE, where, sources.Shape(shape[0], shape[1], tuple(classes)), data_folder())
-    except StfsebError as error:
-        if not str(error).startswith(f"{_ROLE}: "):
-            raise
-        raise StfsebError(str(error).removeprefix(f"{_ROLE}: ")) from error
+    source = sources.parse(where, "calibration", Path.cwd())
+    return sources.read(source, "calibration", where, sources.Shape(shape[0], shape[1], tuple(classes)), data_folder())

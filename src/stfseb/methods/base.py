@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.inputs import as_tensor, check_fits, check_pixels, check_seed, scaled
+from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_pixels, check_seed, scaled
 from stfseb.likelihoods import Categorical, Likelihood, Regression
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
@@ -290,7 +290,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         with torch.no_grad(), evaluating(self.net):
             try:
                 return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], dim=1)
-            except (RuntimeError, ValueError, IndexError):
+            except REFUSALS:
                 # Where one row fails as well, it is its shape; else (memory) the error is as it was.
                 check_fits(lambda row: self._draw(scaled(row, self.like), samples, seed), x, "x")
                 raise

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError
-from stfseb.inputs import as_tensor, check_fits, check_pixels, check_seed, scaled
+from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_pixels, check_seed, scaled
 from stfseb.methods.base import Method, check_count, evaluating
 from stfseb.methods.calibrated import tempered
 from stfseb.methods.mc_dropout import DropoutMethod
@@ -55,7 +55,7 @@ class Predictor:
         self.graph: torch.cuda.CUDAGraph | None = None
         try:
             logits = self._pass()  # finds out which masks are needed
-        except (RuntimeError, ValueError, IndexError):
+        except REFUSALS:
             with torch.no_grad(), evaluating(method.net):
                 check_fits(lambda row: method._draw(scaled(row, method.like), 1, seed), rows, "example")
             raise
