@@ -95,7 +95,8 @@ def _guess(text: str, role: str, base: Path) -> dict[str, str]:
     near = difflib.get_close_matches(text, sets.all_sets(), n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     raise StfsebError(
-        f"{role}: '{text}' is neither a registered set{hint} nor a folder in '{base}': give one of these, or an .npz or .npy file"
+        f"{role}: '{text}' is neither a registered set{hint} nor a folder in '{base}': "
+        "give one of these, or an .npz or .npy file"
     )
 
 
