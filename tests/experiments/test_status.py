@@ -2,20 +2,25 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import torch
+from search_helpers import plan, trial
 from typer.testing import CliRunner
 
 from stfseb.errors import StfsebError
-from stfseb.experiments import claims
+from stfseb.experiments import claims, study_count
 from stfseb.experiments.executors import run_jobs
 from stfseb.experiments.executors.plan import planned
 from stfseb.experiments.executors.plan_file import PLAN, write_plan
 from stfseb.experiments.jobs import make_job
+from stfseb.experiments.search.store import Store
 from stfseb.experiments.status import status
+from stfseb.experiments.study_count import count_trials
 from stfseb.training import checkpoint
 
 
@@ -45,6 +50,62 @@ def test_searches_are_told_with_or_without_runs(folder, tmp_path):
     (found,) = status(tmp_path).as_dict()["searches"]
     assert found == {"study": "mini-map-paper", "finished": 3, "asked": 4}
     assert status(folder[0]).searches == []
+
+
+def test_a_running_search_is_counted_in_its_study(tmp_path):
+    """Not as its last worker left it: seven trials are finished now, among them one pruned and one that repeats."""
+    folder = tmp_path / "searches" / plan().name
+    folder.mkdir(parents=True)
+    (folder / "search.json").write_text(json.dumps({"trials": [{}, {}], "asked": 5}))
+    ends = ("complete", "pruned", "diverged", "complete", "failed", "complete", "complete")
+    with Store(f"sqlite:///{folder / 'study.db'}", plan(), 12) as store:
+        for end in ends:
+            store.finish(store.claim(), {k: v for k, v in trial(0, 0.5, outcome=end).items() if k != "index"})
+        released = store.claim()
+        store.release([released])  # counted by draw: it has two tries now, and no result
+        assert store.claim() is not None  # under way
+        before = (folder / "study.db").read_bytes()
+        (found,) = status(tmp_path).searches
+        assert (found.finished, found.asked) == (len(store.trials()), 12) == (7, 12)
+        assert (folder / "study.db").read_bytes() == before
+    (folder / "search.json").write_text(json.dumps({"trials": [{}] * 9, "asked": 12}))  # copied from elsewhere
+    assert status(tmp_path).searches[0].finished == 9
+
+
+def test_counting_takes_no_lock_and_waits_for_no_writer_for_long(tmp_path, monkeypatch):
+    with Store(f"sqlite:///{tmp_path / 'study.db'}", plan(), 4) as store:
+        store.finish(store.claim(), {k: v for k, v in trial(0, 0.5).items() if k != "index"})
+        assert count_trials(tmp_path / "study.db", plan().name) == (1, 4)
+        assert count_trials(tmp_path / "study.db", "another") is None
+    # A reader with SQLite's own lock would be refused here, and so would a writer while it reads.
+    with closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as writer:
+        writer.execute("begin exclusive")
+        assert not (tmp_path / "study.db-journal").exists()
+        assert count_trials(tmp_path / "study.db", plan().name) == (1, 4)
+        writer.execute("update trials set state = 'RUNNING'")  # with a journal: what is in the file may be half of it
+        monkeypatch.setattr(study_count, "_PAUSE", 0.001)
+        assert (tmp_path / "study.db-journal").exists()
+        assert count_trials(tmp_path / "study.db", plan().name) is None
+        writer.execute("rollback")
+    assert count_trials(tmp_path / "study.db", plan().name) == (1, 4)
+    assert count_trials(tmp_path / "none.db", plan().name) is None
+    (tmp_path / "empty.db").touch()
+    (tmp_path / "noise.db").write_bytes(b"no database at all" * 100)
+    assert count_trials(tmp_path / "empty.db", "x") is count_trials(tmp_path / "noise.db", "x") is None
+
+
+def test_a_count_that_was_overtaken_by_a_write_is_taken_again(tmp_path, monkeypatch):
+    counters = iter([b"1", b"2", b"2", b"2"])
+    monkeypatch.setattr(study_count, "_unchanging", lambda _: next(counters))
+    with Store(f"sqlite:///{tmp_path / 'study.db'}", plan(), 3):
+        assert count_trials(tmp_path / "study.db", plan().name) == (0, 3)
+    assert next(counters, None) is None  # read twice
+
+
+def test_status_needs_no_torch_and_no_optuna():
+    code = "import sys, stfseb.experiments.status; print({'torch', 'optuna'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
 
 
 def test_a_resumed_run_took_its_whole_training(folder, tmp_path):

@@ -1,6 +1,6 @@
 """How a folder of results stands: what is done, running, failed and left, with times.
 
-Read from the plan, the records, the failures and the claims; nothing is written, and runs under way are not
+Read from the plan, the records, the failures, the claims and the studies; nothing is written, and runs under way are not
 disturbed.
 """
 
@@ -17,6 +17,7 @@ from stfseb.experiments import claims
 from stfseb.experiments.executors.failures import read_failure
 from stfseb.experiments.executors.log import read_log
 from stfseb.experiments.executors.plan_file import read_plan
+from stfseb.experiments.study_count import count_trials
 from stfseb.files import read_json
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class RunStatus:
 
 @dataclass
 class SearchStatus:
-    """One search: how many of its trials were finished when a worker last ended."""
+    """One search: how many of its trials are finished, by its study and by what its workers wrote last."""
 
     study: str
-    finished: int | None = None  # None: no worker has ended yet
+    finished: int | None = None  # None: no worker has ended yet, and the study is not beside (PostgreSQL)
     asked: int | None = None
 
 
@@ -121,10 +122,12 @@ def status(results: Path) -> Status:
 
 
 def _search(folder: Path) -> SearchStatus:
-    if not (folder / "search.json").exists():
-        return SearchStatus(folder.name)
-    found = read_json(folder / "search.json", "search")
-    return SearchStatus(folder.name, len(found.get("trials", ())), found.get("asked"))
+    counts = [count_trials(folder / "study.db", folder.name)]
+    if (folder / "search.json").exists():
+        found = read_json(folder / "search.json", "search")
+        counts.append((len(found.get("trials", ())), int(found.get("asked") or 0)))
+    # What is finished stays so: of a study and a copy from another machine the one with more is newer.
+    return SearchStatus(folder.name, *max((count for count in counts if count is not None), default=(None, None)))
 
 
 def _look(name: str, folder: Path, planned: dict[str, Any], took: float | None) -> RunStatus:
