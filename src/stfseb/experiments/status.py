@@ -1,7 +1,7 @@
 """How a folder of results stands: what is done, running, failed and left, with times.
 
-Read from the plan, the records, the failures, the claims and the studies; nothing is written, and runs under way are not
-disturbed.
+Read from the plan, the records, the failures, the claims and the studies; nothing is written, and runs under way are
+not disturbed.
 """
 
 from __future__ import annotations
