@@ -211,7 +211,7 @@ def test_help_is_quick_and_imports_no_torch():
 def test_a_full_card_is_one_line(monkeypatch, capsys):
     from stfseb import cli
 
-    def full():
+    def full(**_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.61 GiB. GPU 0 has 905.25 MiB free.")
 
     monkeypatch.setattr(cli, "app", full)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from contextlib import suppress
@@ -19,6 +20,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 TaskArgument = Annotated[str, typer.Argument(help="A task: mini, mnist, fmnist, cifar10, ... or your own YAML file.")]
@@ -29,6 +31,23 @@ Context = Annotated[str | None, typer.Option(help="Other context images: 'train'
 Samples = Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the task's or the model's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from stfseb._version import __version__
+
+        print(f"stfseb {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
 
 
 @app.command()
@@ -356,18 +375,54 @@ def _config(method: str, seed: int, settings: dict[str, Any], epochs: int | None
 def main() -> None:
     """Run the command line; the user's own mistakes end in one line and exit code 2, signals in 130 or 143."""
     try:
-        app()
+        code = app(prog_name="stfseb", standalone_mode=False)
     except StfsebError as error:
         code = getattr(error, "exit_code", 2)
-        print(f"stfseb: {'error: ' if code == 2 else ''}{error}", file=sys.stderr)
-        sys.exit(code)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, without importing it
+        _say(f"{'error: ' if code == 2 else ''}{error}")
+    except Exception as error:
+        code = _ended(error)
+        if code is None:
             raise
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _ended(error: Exception) -> int | None:
+    """Print what is no fault of the program's as one line and return the exit code; None for all else."""
+    if hasattr(error, "format_message"):  # typer's, which is click's own class or typer's copy of it
+        from stfseb.usage import usage_line
+
+        if type(error).__name__ != "NoArgsIsHelpError":  # a bare `stfseb` has printed its help
+            _say(f"error: {usage_line(typer.main.get_command(app), sys.argv[1:], error)}")
+        return 2
+    if isinstance(error, OSError) and error.errno in _DISK:
+        _say(f"error: {error.filename or 'a file'}: {(error.strerror or '').lower()}: {_DISK[error.errno]}")
+        return 2
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
         what = str(error).partition(". ")[0]
-        remedy = "free the card of other programs, or lower --width or --processes; what is finished is kept"
-        print(f"stfseb: error: {what}: {remedy}", file=sys.stderr)
-        sys.exit(1)
+        _say(
+            f"error: {what}: free the card of other programs, or lower --width or --processes; what is finished is kept"
+        )
+        return 1
+    return 130 if type(error).__name__ == "Abort" else None
+
+
+def _say(line: str) -> None:
+    print(f"stfseb: {line}", file=sys.stderr)
+
+
+_RIGHTS = "give another place, or the right to read and write there"
+_ROOM = "free some space or give a folder on another disk; what is finished is kept"
+_PLACE = "give another name"
+_DISK = {
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.ENOTDIR: _PLACE,
+    errno.EISDIR: _PLACE,
+    errno.ENAMETOOLONG: _PLACE,
+}
 
 
 if __name__ == "__main__":
