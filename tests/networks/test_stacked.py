@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from stfseb.networks import stacked_conv as stacked_conv_module
 from stfseb.networks.cnn import DeepCNN, SmallCNN
 from stfseb.networks.stacked import stacked_chain
 from stfseb.networks.stacked_conv import indexable, stacked_conv
@@ -124,30 +123,3 @@ def test_the_card_agrees_with_float64(shape: tuple[int, ...], side: int) -> None
     for ours, theirs in zip((out, *found), (exact, *wanted), strict=True):
         error = (ours.double().cpu() - theirs).norm() / theirs.norm()
         assert error < 5e-3, error
-
-
-def test_a_card_that_cannot_run_a_kernel_is_asked_once(monkeypatch, caplog):
-    asked = []
-
-    class OutOfResources(Exception):
-        pass
-
-    class Small:
-        @staticmethod
-        def conv(*args):
-            asked.append(args)
-            raise OutOfResources
-
-        @staticmethod
-        def weights(*args):
-            raise ValueError("another error is not hidden")
-
-    monkeypatch.setattr(stacked_conv_module, "_on_card", Small)
-    monkeypatch.setattr(stacked_conv_module, "_refused", set())
-    x, weight = torch.rand(2, 3, 8, 8, 16), torch.rand(2, 9, 16, 32)
-    for _ in range(2):
-        assert stacked_conv_module.by_kernel("conv", x, weight, 3, 3) is None
-    assert len(asked) == 1
-    assert caplog.text.count("cannot run here (OutOfResources)") == 1
-    with pytest.raises(ValueError, match="not hidden"):
-        stacked_conv_module.by_kernel("weights", x, torch.rand(2, 3, 8, 8, 32), 3, 3)

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stfseb.methods.layer_calls import call_parts
+from stfseb.methods.row_gram import row_gram, row_slopes
 from stfseb.networks.layout import MaxPool2x2, halves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_PART = 4096  # parameters whose products are summed at once
 JACOBIAN_BYTES = 128 * 2**20  # held at a time
 
 
@@ -110,15 +110,14 @@ class WeightGram(torch.autograd.Function):
 
     J is the product of gradients g (n, N, groups, O, places) and patches (N, groups, K, places). It is made for a few
     classes at a time and made again in the backward pass, so that it is never held: for the six-convolution network,
-    10 classes and 32 rows it has 370 MB. Sums over weights are taken in parts, which run at once: one product of
-    N x P by P x N keeps a card's matrix units waiting for the few that add up P.
+    10 classes and 32 rows it has 370 MB.
     """
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, patches: Tensor, scale: Tensor) -> Tensor:
         """Return the covariances."""
         ctx.save_for_backward(g, patches, scale)
-        return torch.cat([_products(_jacobian(part, patches) * scale) for part in g.split(_classes(g, scale))])
+        return torch.cat([row_gram(_jacobian(part, patches), scale) for part in g.split(_classes(g, scale))])
 
     @staticmethod
     @once_differentiable
@@ -129,11 +128,10 @@ class WeightGram(torch.autograd.Function):
         both = outer + outer.mT
         size = _classes(g, scale)
         for part, slope in zip(g.split(size), both.split(size), strict=True):
-            jacobian = _jacobian(part, patches)
-            scaled = (slope @ (jacobian * scale).double()).to(jacobian.dtype)
-            by_scale = by_scale + (scaled * jacobian).sum((0, 1))
+            by_jacobian, by_part = row_slopes(_jacobian(part, patches), scale, slope)
+            by_scale = by_scale + by_part
             count, rows, groups, outputs, _ = part.shape
-            flat = (scaled * scale).view(count, rows, groups, outputs, -1).permute(1, 2, 0, 3, 4).flatten(2, 3)
+            flat = by_jacobian.view(rows, count, groups, outputs, -1).transpose(1, 2).flatten(2, 3)
             by_patches = by_patches + flat.mT @ _grouped(part)
             by_g.append((flat @ patches).unflatten(2, (count, outputs)).permute(2, 0, 1, 3, 4))
         return torch.cat(by_g).contiguous(), by_patches.mT.contiguous().mT, by_scale
@@ -156,18 +154,10 @@ def _grouped(g: Tensor) -> Tensor:
 
 
 def _jacobian(g: Tensor, patches: Tensor) -> Tensor:
-    """Return the gradients by a layer's weights, (n, N, weights)."""
-    count, rows, _, outputs, _ = g.shape
-    product = (_grouped(g) @ patches.mT).view(rows, g.shape[2], count, outputs, -1)
-    return product.permute(2, 0, 1, 3, 4).reshape(count, rows, -1)
-
-
-def _products(x: Tensor) -> Tensor:
-    """Return x x' over the last dimension of x (n, N, P), in float64 and in parts of P."""
-    size = min(_PART, x.shape[2])
-    parts = F.pad(x, (0, -x.shape[2] % size)).unflatten(2, (-1, size)).transpose(1, 2).double()
-    out: Tensor = (parts @ parts.mT).sum(1)
-    return out
+    """Return the gradients by a layer's weights, (N, n, weights)."""
+    count, rows, groups, outputs, _ = g.shape
+    product = (_grouped(g) @ patches.mT).view(rows, groups, count, outputs, -1)
+    return product.transpose(1, 2).reshape(rows, count, -1)
 
 
 def _pair(value: Any) -> list[int]:

@@ -14,16 +14,15 @@ only where a layer has as many inputs as outputs, at most 64, is the grouped for
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-log = logging.getLogger("stfseb")
+from stfseb.networks.card_kernels import on_card
 
+_KERNELS = "stfseb.networks.stacked_kernels"
 _WIDTHS = (16, 32, 64, 128)  # what the kernels' tiles are made for
 
 
@@ -102,35 +101,7 @@ def _backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, Tensor | None, No
 stacked_conv.register_autograd(_backward, setup_context=_keep)
 
 
-_refused: set[tuple[Any, ...]] = set()
-_CANNOT = (
-    "OutOfResources",
-    "ImportError",
-    "ModuleNotFoundError",
-)  # by name: Triton may not be there
-
-
 def by_kernel(name: str, x: Tensor, other: Tensor, height: int, width: int) -> Tensor | None:
-    """Return what a kernel makes of its inputs, None where this card cannot run it, which the log says once.
-
-    A card with less shared memory than the tiles need refuses at the first launch, before anything is captured.
-    """
-    key = name, x.device, x.dtype, x.shape[4], other.shape[-1], height, width
-    if key in _refused:
-        return None
-    try:
-        found: Tensor = getattr(_on_card(), name)(x, other, height, width)
-    except Exception as error:
-        if type(error).__name__ not in _CANNOT:
-            raise
-        _refused.add(key)
-        log.warning("a faster kernel cannot run here (%s): one convolution a sample instead", type(error).__name__)
-        return None
-    return found
-
-
-@cache
-def _on_card() -> Any:
-    from stfseb.networks import stacked_kernels
-
-    return stacked_kernels
+    """Return what a kernel makes of its inputs, None where this card cannot run it."""
+    key = x.device, x.dtype, x.shape[4], other.shape[-1], height, width
+    return on_card(_KERNELS, name, key, "one convolution a sample", x, other, height, width)
