@@ -81,6 +81,16 @@ def _remedy(network: Callable[[Tensor], Any], x: Tensor, name: str) -> str:
     return "give examples of the shape that it takes"
 
 
+def check_sizes(examples: int, targets: int, num_data: int, batch_size: int | None) -> None:
+    """Raise a one-line error unless a minibatch's sizes fit each other, its data set and the step it is a part of."""
+    if targets != examples:
+        raise StfsebError(f"{examples} examples have {targets} targets: give one target an example")
+    if num_data < 1:
+        raise StfsebError(f"num_data={num_data}: give the number of examples in the data set")
+    if batch_size is not None and batch_size < examples:
+        raise StfsebError(f"batch_size={batch_size} is less than the {examples} examples: give that of the whole step")
+
+
 def scaled(x: Tensor, like: Tensor) -> Tensor:
     """Return `x` on the device and in the precision of `like`, uint8 pixels scaled to [0, 1]."""
     if x.dtype == torch.uint8:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from stfseb import GFSVI, MAP, MFVI, MCDropout, SmallCNN, StfsebError, fit
+from stfseb import GFSVI, MAP, MFVI, MCDropout, SmallCNN, StfsebError, evaluate, fit
+from stfseb.likelihoods import Binary, MultiLabel
 from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.predictor import Predictor
 
@@ -88,3 +89,36 @@ def test_an_example_without_the_batch_dimension_is_named(name):
     with pytest.raises(StfsebError, match=r"^example of shape \(3, 28, 28\) .*: for one example give example\[None\]"):
         Predictor(method, x[0], 2)
     assert Predictor(method, x[0][None], 2).predict_proba(x).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("y", "sizes", "named"),
+    [
+        (torch.full((6,), 0.7), {}, r"labels must be integers of shape \(N,\), not torch.float32 \(6,\)"),
+        (torch.eye(3, dtype=torch.int64)[[0, 1, 2, 0, 1, 2]], {}, r"not torch.int64 \(6, 3\)"),
+        (torch.zeros(5, dtype=torch.int64), {}, "6 examples have 5 targets"),
+        (torch.zeros(6, dtype=torch.int64), {"num_data": 0}, "num_data=0"),
+        (torch.zeros(6, dtype=torch.int64), {"batch_size": 3}, "batch_size=3 is less than the 6 examples"),
+    ],
+)
+def test_targets_that_cannot_be_are_named_in_a_loop_of_ones_own(y, sizes, named):
+    method = MCDropout(nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 3)), samples=2)
+    with pytest.raises(StfsebError, match=named):
+        method.objective(torch.rand(6, 2), y, **{"num_data": 6, **sizes})
+
+
+def test_labels_a_row_are_asked_for_where_there_are_several():
+    method = MAP(nn.Linear(2, 3), likelihood=MultiLabel())
+    with pytest.raises(StfsebError, match=r"labels of shape \(6,\) do not fit: give \(N, L\)"):
+        method.objective(torch.rand(6, 2), torch.ones(6), num_data=6)
+    method.objective(torch.rand(6, 2), torch.ones(6, 3), num_data=6)  # yes-or-no labels may be floating point
+
+
+def test_yes_and_no_may_be_booleans_everywhere():
+    torch.manual_seed(0)
+    x = torch.randn(40, 2)
+    y = x[:, 0] > 0
+    method = MAP(nn.Linear(2, 1), likelihood=Binary())
+    fit(method, (x, y), (x, y), epochs=1, progress=False)
+    assert method.objective(x, y, 40).data == method.objective(x, y.long(), 40).data
+    assert evaluate(method, (x, y)) == evaluate(method, (x, y.long()))

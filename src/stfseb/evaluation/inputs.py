@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -97,7 +96,7 @@ def _check_labels(targets: Any, count: int, name: str, classes: int | None) -> T
     if not isinstance(targets, Tensor) or targets.shape != (count,):
         shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
         raise StfsebError(f"{name}: labels must be one integer an image, shape ({count},), not {shape}")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+    if targets.is_floating_point() or targets.is_complex():
         raise StfsebError(f"{name}: labels must be integers, not {targets.dtype}")
     found: Tensor = targets.detach().cpu().long()
     outside = found[(found < 0) | (found >= (classes or math.inf))]

@@ -32,6 +32,13 @@ class Likelihood(nn.Module, ABC):
     def check_targets(self, y: Tensor, outputs: int) -> None:
         """Raise a one-line error unless `y` can be a target of a network with that many outputs."""
 
+    def check_kind(self, y: Tensor) -> None:
+        """Raise a one-line error where dtype or shape alone tell that `y` is no target: a step can afford no more.
+
+        Values are not read, so that a card need not wait for them.
+        """
+        del y
+
     def uncertainty(self, outputs: Tensor) -> Tensor:
         """Return one number a row, (B,), in float64, that grows as the prediction becomes less certain.
 

@@ -35,9 +35,13 @@ class Classification(Likelihood):
         others = log_probs.sort(-1).values[:, :-1]
         return others.logsumexp(-1) - log_probs.logsumexp(-1)
 
-    def _check_labels(self, y: Tensor, classes: int) -> None:
-        if y.is_floating_point() or y.dtype == torch.bool or y.ndim != 1:
+    def check_kind(self, y: Tensor) -> None:
+        """Raise unless `y` is one whole number a row: 0.7 is no class, and a row of ones and zeros not one."""
+        if y.is_floating_point() or y.ndim != 1:
             raise StfsebError(f"labels must be integers of shape (N,), not {y.dtype} {tuple(y.shape)}")
+
+    def _check_labels(self, y: Tensor, classes: int) -> None:
+        self.check_kind(y)
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
             bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise StfsebError(f"label {bad} is outside the network's {classes} classes (0 to {classes - 1})")
@@ -115,6 +119,11 @@ class MultiLabel(Likelihood):
         signed = outputs.double()
         log_odds = torch.stack([F.logsigmoid(signed), F.logsigmoid(-signed)]).logsumexp(1)
         return (log_odds.min(0).values - log_odds.logsumexp(0)).max(-1).values
+
+    def check_kind(self, y: Tensor) -> None:
+        """Raise unless `y` has a row of labels an example."""
+        if y.ndim != 2:
+            raise StfsebError(f"labels of shape {tuple(y.shape)} do not fit: give (N, L), a column an output")
 
     def check_targets(self, y: Tensor, outputs: int) -> None:
         """Raise unless `y` is (N, outputs) of 0, 1 and -1 (unknown)."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_pixels, check_seed, scaled
+from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_pixels, check_seed, check_sizes, scaled
 from stfseb.likelihoods import Categorical, Likelihood, Regression
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
@@ -211,11 +211,12 @@ class Method(DecidingMixin, nn.Module, ABC):
     def objective(self, x: Tensor, y: Tensor, num_data: int, batch_size: int | None = None) -> Terms:
         """Return the terms of the minibatch (x, y) of a data set of `num_data` examples.
 
-        `batch_size` is the size of the whole step when (x, y) is a part of it (gradient accumulation,
-        several processes): the function term then carries len(x) / batch_size, and all parts see the
-        same context points and masks until an optimiser has changed the parameters.
+        `batch_size` is the size of the whole step when (x, y) is a part of it (accumulation, several processes): the
+        function term then carries len(x) / batch_size; parts share context points and masks until an optimiser steps.
         """
         x = scaled(x, self.like)
+        check_sizes(len(x), len(y), num_data, batch_size)
+        self.likelihood.check_kind(y)
         draw = None
         if self.uses_context:
             if self.context is None:
