@@ -13,6 +13,7 @@ from stfseb.experiments.executors.log import read_log
 from stfseb.experiments.executors.work import Report, Workplace
 from stfseb.experiments.jobs import make_job, perform, perform_together
 from stfseb.experiments.machine import PeakMemory
+from stfseb.report.records import shared
 
 
 @pytest.fixture
@@ -53,6 +54,14 @@ def test_on_dask_a_run_begins_when_the_one_before_has_ended(jobs, tmp_path):
     )
     assert len(found.done) == 3
     assert [line["event"] for line in read_log(tmp_path)] == ["started", "done"] * 3
+    assert [job.record(tmp_path)["together"] for job in jobs] == [1, 1, 1]
+
+
+def test_on_dask_those_of_the_busiest_machine_are_counted(jobs, tmp_path):
+    pytest.importorskip("distributed")
+    quiet = {"announce": lambda _: None, "progress": False}
+    run_jobs(jobs[:1], tmp_path, executor="dask", device="cpu", processes=2, **quiet)
+    assert jobs[0].record(tmp_path)["together"] == 2
 
 
 def test_what_is_said_of_compilation_reaches_the_engine(tiny, tmp_path, monkeypatch):
@@ -92,6 +101,43 @@ def test_four_epochs_on_a_card_are_compiled_and_their_memory_is_measured(tmp_pat
         record = job.record(tmp_path)
         assert record["engine"] == "captured, bf16, compiled"
         assert record["peak_memory_mb"] > 0
+
+
+@pytest.mark.parametrize(("device", "width", "beside", "together"), [
+    ("cuda", 2, 1, 2),  # two at a time of three
+    ("cuda", 8, 1, 3),  # there are no more
+    ("cuda", 2, 2, 4),  # two processes on one card
+    ("cpu", 8, 1, 1),  # where a population is one after the other
+])  # fmt: skip
+def test_the_record_says_how_many_had_the_device(jobs, tmp_path, monkeypatch, device, width, beside, together):
+    """What would be on a card is trained on the CPU here."""
+    real = jobs_module.fit_population
+    monkeypatch.setattr(jobs_module, "fit_population", lambda *a, **how: real(*a, **(how | {"device": "cpu"})))
+    names = [job.name for job in jobs]
+    found = perform_together(jobs, tmp_path, jobs[0].load(), device=device, width=width, beside=beside)
+    assert {job.name: record["together"] for job, record in found} == dict.fromkeys(names, together)
+    records = [job.record(tmp_path) for job in jobs]  # where they were: the number is no part of a run's identity
+    assert [r["together"] for r in records] == [together] * 3
+    assert all("together" not in r["job"] for r in records)
+    assert [shared(r) for r in records] == [together > 1] * 3
+
+
+def test_a_run_alone_and_those_of_several_processes_say_so(jobs, tmp_path):
+    assert perform(jobs[0], tmp_path / "one", jobs[0].load(), device="cpu")["together"] == 1
+    quiet = {"announce": lambda _: None, "progress": False}
+    run_jobs(jobs, tmp_path / "two", device="cpu", processes=2, **quiet)
+    run_jobs(jobs, tmp_path / "alone", device="cpu", processes=2, alone=True, **quiet)
+    assert [job.record(tmp_path / "two")["together"] for job in jobs] == [2, 2, 2]
+    assert [job.record(tmp_path / "alone")["together"] for job in jobs] == [1, 1, 1]
+
+
+def test_older_records_are_judged_by_their_memory():
+    card, cpu = {"machine": {"device": "cuda: a card"}}, {"machine": {"device": "cpu: x"}}
+    assert shared(card | {"peak_memory_mb": None})
+    assert not shared(card | {"peak_memory_mb": 100.0})
+    assert not shared(cpu | {"peak_memory_mb": None})
+    assert not shared(card | {"peak_memory_mb": None, "together": 1})  # the last of a population of one
+    assert shared(cpu | {"peak_memory_mb": 100.0, "together": 2})
 
 
 def test_memory_that_earlier_work_has_left_does_not_hide_growth():

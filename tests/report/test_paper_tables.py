@@ -377,3 +377,17 @@ def test_formats_hold_every_cell_and_its_runs(runs):
     assert latex.count("\\textbf{") == page.count("<strong>") == bold
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {9}
+
+
+def test_a_cost_of_runs_that_were_not_alone_is_refused():
+    ask = asked("mnist", methods=("stfseb", "map"), seeds=(0,))
+    (plan,), records = made("efficiency", ask=ask)
+    runs = {r["id"]: r | {"together": 3 if r["method"] == "map" else 1} for r in records}
+    (grid,) = paper_grids(plan, Found(runs))
+    ours, other = zip(*grid.cells, strict=True)
+    assert all(cell.value is not None for cell in ours)
+    assert [cell.text for cell in other] == ["not alone", "not alone"]
+    assert not any(cell.rank for cell in ours)  # of one nothing is best
+    assert any(note.startswith("Not alone: other runs had the device") for note in grid.notes)
+    (alone,) = paper_grids(plan, Found({name: r | {"together": 1} for name, r in runs.items()}))
+    assert not any("ot alone" in text for text in (*alone.notes, *(c.text for row in alone.cells for c in row)))

@@ -166,6 +166,9 @@ def test_times_of_runs_that_shared_a_card_are_not_ranked():
     alone = tables.cost_table([r | {"peak_memory_mb": 100.0} for r in records])
     assert [row[0].rank for row in alone.cells] == [2, 1]
     assert "several at a time" not in " ".join(alone.notes)
+    said = tables.cost_table([r | {"peak_memory_mb": 100.0, "together": 3} for r in records])
+    assert [row[0].rank for row in said.cells] == [0, 0]
+    assert "several at a time" in said.notes[-1]
     on_cpu = tables.cost_table([r | {"machine": {"device": "cpu"}} for r in records])
     assert [row[0].rank for row in on_cpu.cells] == [2, 1]
 

@@ -129,14 +129,16 @@ def perform(
     *,
     device: str,
     progress: bool = False,
+    beside: int = 1,
     after: Callable[[Job, Method], None] | None = None,
 ) -> dict[str, Any]:
     """Do one run and return its record; the caller has made sure that nobody else is doing it.
 
-    `after` is called with the trained method once the record is written.
+    `after` is called with the trained method once the record is written. `beside` is how many processes, this one
+    among them, do runs on the device: the record says it.
     """
     method, record = train_and_evaluate(
-        data, job.config(device), job.folder(results), progress=progress, more=_more(job)
+        data, job.config(device), job.folder(results), progress=progress, together=beside, more=_more(job)
     )
     if after is not None:
         after(job, method)
@@ -150,15 +152,18 @@ def perform_together(
     *,
     device: str,
     width: int = 3,
+    beside: int = 1,
     after: Callable[[Job, Method], None] | None = None,
 ) -> Iterator[tuple[Job, dict[str, Any] | str]]:
     """Do runs that share task, context and training as a population; yield each with its record, or its error.
 
-    `after` is called with each trained method once its record is written.
+    `after` is called with each trained method once its record is written. Records say how many runs had the device at
+    a time: those of this population times `beside`, the processes that do runs on it.
     """
     by_name = {job.name: job for job in jobs}
     first = jobs[0].config(device)
     started = time.time()
+    together = beside * (min(width, len(jobs)) if device.startswith("cuda") else 1)  # elsewhere one after another
     members = [
         Member(
             job.name,
@@ -190,6 +195,7 @@ def perform_together(
             job.folder(results),
             started=started,
             memory=None,
+            together=together,
             more=_more(job),
         )
         if after is not None:

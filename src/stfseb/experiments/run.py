@@ -128,6 +128,7 @@ def train_and_evaluate(
     progress: bool = True,
     more: dict[str, Any] | None = None,
     checkpoint_every: float | None = None,
+    together: int = 1,
 ) -> tuple[Method, dict[str, Any]]:
     """Train, evaluate and save one run into `folder`; return the method and its record.
 
@@ -152,7 +153,7 @@ def train_and_evaluate(
             **protocol_of(data.task, config),
         )
     record = evaluate_and_record(
-        data, config, method, result, folder, started=started, memory=memory.megabytes, more=more
+        data, config, method, result, folder, started=started, memory=memory.megabytes, together=together, more=more
     )
     return method, record
 
@@ -166,10 +167,12 @@ def evaluate_and_record(
     *,
     started: float,
     memory: float | None,
+    together: int = 1,
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a trained method, save it and, last, its record with the entries `more`; return the record.
 
+    `together` is how many runs, this one among them, had the device at a time: above 1 its seconds are no cost.
     The run's checkpoint is removed once the record is written.
     """
     training = training_of(data.task, config)
@@ -202,6 +205,7 @@ def evaluate_and_record(
         "engine": result.engine,
         "seconds_per_epoch": _seconds_per_epoch(result),
         "peak_memory_mb": memory,
+        "together": together,
         "metrics": evaluation.metrics,
         "summary": evaluation.summary,
         "images": gallery(evaluation.summary, data.test, data.ood),

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+MISSING = ("no data", "failed", "not run", "not measured", "not alone", "–", "—")  # in place of a number
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number over seeds, or why there is none; `rank` is 1 for the best, 2 for the second, 0 for the rest."""
@@ -123,7 +126,7 @@ class Grid:
         marks = {0: "{}", 1: "<strong>{}</strong>", 2: "<u>{}</u>"}
         value = "" if cell.value is None else repr(cell.value)
         runs = f' title="{html.escape("runs: " + ", ".join(cell.runs))}"' if cell.runs else ""
-        kind = "num" + (" ours" if column == self.own else "") + (" none" if cell.value is None else "")
+        kind = "num" + (" ours" if column == self.own else "") + (" none" if cell.text in MISSING else "")
         below = "".join(f"<small>{html.escape(line)}</small>" for line in cell.below)
         text = marks[cell.rank].format(html.escape(cell.text))
         return f'<td class="{kind}" data-value="{value}"{runs}>{text}{below}</td>'

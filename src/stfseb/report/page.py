@@ -13,7 +13,7 @@ from stfseb.report import figures, shifts, tables
 from stfseb.report.arrange import Arranged, arranged
 from stfseb.report.headline import headline_section
 from stfseb.report.paper_section import paper_section
-from stfseb.report.records import SHARED, Record, check, groups, missing_sets, ood_families, shared_card, title_of
+from stfseb.report.records import SHARED, Record, check, groups, missing_sets, ood_families, shared_device, title_of
 from stfseb.report.style import inline_svg, rendered
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _plot(plot: Plot, records: Sequence[Record], slug: str, files: dict[Path, by
     name = f"{slug}-{plot.name}"
     for kind in ("png", "pdf"):
         files[Path("plots") / f"{name}.{kind}"] = rendered(figure, kind)
-    caption = f"{plot.caption} {SHARED}" if plot.name == "cost" and shared_card(records) else plot.caption
+    caption = f"{plot.caption} {SHARED}" if plot.name == "cost" and shared_device(records) else plot.caption
     words = f"{plot.title}, {title_of(records)}. {caption}"
     narrow = plot.draw(records, columns=1) if plot.panels and len(figure.axes) > 1 else None
     return {
@@ -344,6 +344,7 @@ def _run(record: Record) -> dict[str, Any]:
                 "best epoch": record.get("best_epoch"),
                 "seconds": record.get("seconds"),
                 "peak memory, MB": record.get("peak_memory_mb"),
+                "runs at a time on the device": record.get("together"),
             },
         },
     }

@@ -11,6 +11,7 @@ from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import task_label
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper_numbers import Printed, errata, printed
+from stfseb.report.records import shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stfseb.experiments.paper import Plan, Quantity, Variant
     from stfseb.report.records import Record
 
+NOT_ALONE = "not alone"  # in place of a cost
 _TAILS_END = 20.0  # the largest 1/dof that evaluation/tails.py fits
 
 
@@ -125,6 +127,10 @@ def number_cell(plan: Plan, found: Found, task: str, variant: Variant, quantity:
     theirs = None if paper is None else (paper.mean, paper.std)
     if not records:
         return Cell(found.why_not(plan, task, variant), below=_words(paper, None, quantity), paper=theirs)
+    if plan.alone:  # what ran beside others has a time, and no cost
+        records = [r for r in records if not shared(r)]
+        if not records:
+            return Cell(NOT_ALONE, below=_words(paper, None, quantity), paper=theirs)
     pairs = [(r, value) for r in records if (value := quantity.read(r)) is not None]
     if not pairs:
         return Cell(_unread(task, quantity, variant), below=_words(paper, None, quantity), paper=theirs)
@@ -239,6 +245,11 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
                     f"† {task_label(task)}, {variant.label}: {len(fallen)} of {len(records)} runs collapsed to a "
                     f"constant prediction (seed {', '.join(fallen)}); counted in the mean, the median is beside it."
                 )
+    if any(c.text == NOT_ALONE for c in cells):
+        lines.append(
+            f"{NOT_ALONE[0].upper()}{NOT_ALONE[1:]}: other runs had the device at the same time, and a time depends on "
+            "them. Remove these runs' folders and start `stfseb paper efficiency` again."
+        )
     lines.extend(about_data(plan, found, tasks))
     if any(c.paper for c in cells):
         lines.extend(_about_paper(plan, tasks))

@@ -16,17 +16,25 @@ OTHER_SCORES = ("entropy", "mutual_information")
 
 
 SHARED = (
-    "These runs were trained several at a time on one card: a time depends on what ran beside it and is no measure of "
-    "a method's cost. 'stfseb paper efficiency' measures that, one run after the other."
+    "These runs were trained several at a time on one card or machine: a time depends on what ran beside it and is no "
+    "measure of a method's cost. 'stfseb paper efficiency' measures that, one run after the other."
 )
 
 
-def shared_card(records: Sequence[Record]) -> bool:
-    """Tell whether any run had its card with others: those alone on one have a peak of memory."""
-    return any(
-        str((r.get("machine") or {}).get("device", "")).startswith("cuda") and r.get("peak_memory_mb") is None
-        for r in records
-    )
+def shared(record: Record) -> bool:
+    """Tell whether a run had its device with others.
+
+    Older records do not say: of their runs on a card, those that were alone have a peak of memory.
+    """
+    if record.get("together") is not None:
+        return int(record["together"]) > 1
+    on_card = str((record.get("machine") or {}).get("device", "")).startswith("cuda")
+    return on_card and record.get("peak_memory_mb") is None
+
+
+def shared_device(records: Sequence[Record]) -> bool:
+    """Tell whether any of the runs had its device with others."""
+    return any(shared(record) for record in records)
 
 
 def plain(key: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task, task_names
 from stfseb.experiments.paper.plan import METHODS, TASKS, label_of, task_label
-from stfseb.report.grid import Cell, Grid
+from stfseb.report.grid import MISSING, Cell, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,8 +51,8 @@ def _cell(cell: Cell, uneven: bool) -> Cell:
     below = tuple(line for line in cell.below if not (" of " in line and line.endswith(" seeds")))
     if uneven and cell.seeds and not any(line.endswith(" seeds") for line in below):
         below = (_seeds(len(cell.seeds)), *below)
-    if cell.value is None and cell.text in ("no data", "failed", "not run", "not measured", "–"):
-        return replace(cell, text="—", below=below if cell.text == "–" else (cell.text, *below))
+    if cell.value is None and cell.text in MISSING:
+        return replace(cell, text="—", below=below if cell.text in "–—" else (cell.text, *below))
     return replace(cell, below=below)
 
 

@@ -18,7 +18,7 @@ from stfseb.report.records import (
     by_task,
     groups,
     ood_families,
-    shared_card,
+    shared_device,
     spread,
     title_of,
 )
@@ -191,7 +191,7 @@ def ood_table(records: Sequence[Record], name: str, sets: Sequence[str]) -> Tabl
 
 def cost_table(records: Sequence[Record]) -> Table:
     """Return what training cost: time, memory, epochs; times of runs that shared a card are not ranked."""
-    shared = shared_card(records)
+    shared = shared_device(records)
     better = None if shared else False
     columns = [
         Column("Training", lambda r: r.get("seconds"), better, 1, 1, "s"),

@@ -63,6 +63,7 @@ class _Work:
         if self.place is None or self.place.device != device:
             self.place = Workplace(device, None if folder is None else Path(folder))
         self.place.width, self.place.forgiven = request["width"], request["forgiven"]
+        self.place.beside = request["beside"]
         jobs = planned([Job(**job) for job in request["jobs"]], Path(request["results"]), request["parts"])
         for report in self.place.do(jobs):
             yield asdict(report)

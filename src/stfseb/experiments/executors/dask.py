@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,10 @@ class _Driver:
         self.card = max(resources) if device is None or device.startswith("cuda") else 0.0
         self.device = device  # None: each worker's best
         self.slots = sum(int(worker["nthreads"]) for worker in workers)
+        hosts: Counter[str] = Counter()
+        for worker in workers:
+            hosts[str(worker.get("host"))] += int(worker["nthreads"])
+        self.crowd = max(hosts.values())
         self.at_once = max(IN_FLIGHT, 2 * self.slots)
         self.completed = distributed.as_completed(loop=client.loop, raise_errors=False)
         self.flying: dict[str, list[Planned]] = {}
@@ -209,7 +214,7 @@ class _Driver:
         again = max(self.ledger.deaths.get(entry.name, 0) for entry in jobs)
         what = {
             "ask": {
-                **request(jobs, self.ledger, self.device, self.data_folder, self.width, 0),
+                **request(jobs, self.ledger, self.device, self.data_folder, self.width, 0, self._beside(len(jobs))),
                 "forgiven": {entry.name: 1 << 30 for entry in jobs},  # that is the driver's to judge
             },
             "place": _place(jobs[0].results),
@@ -230,6 +235,12 @@ class _Driver:
         )
         self.flying[future.key] = list(jobs)
         self.completed.add(future)
+
+    def _beside(self, count: int) -> int:
+        """Return how many processes, at most, do runs on the device of a task that has `count` of them."""
+        if self.at_once == 1:
+            return 1
+        return max(1, self.width // count) if self.card else self.crowd
 
     def _take(self, future: Any) -> None:
         jobs = self.flying.pop(future.key)

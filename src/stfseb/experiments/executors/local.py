@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ class _Pool:
 
     def __init__(self, ledger: Ledger, devices: Sequence[str], data_folder: Path | None, width: int) -> None:
         self.ledger, self.data_folder, self.width = ledger, data_folder, width
+        self.beside = Counter(devices)
         self.free = list(devices)
         cpus = sum(device == "cpu" for device in devices)
         self.threads = max(1, torch.get_num_threads() // cpus) if cpus else 0
@@ -95,7 +97,10 @@ class _Pool:
             worker = self.idle.pop()
             worker.jobs = self.ledger.chunk(self._size())
             worker.process.ask(
-                request(worker.jobs, self.ledger, worker.device, self.data_folder, self.width, self.threads)
+                request(
+                    *(worker.jobs, self.ledger, worker.device, self.data_folder, self.width, self.threads),
+                    beside=self.beside[worker.device],
+                )
             )
 
     def _size(self) -> int:
@@ -149,8 +154,9 @@ def request(
     data_folder: Path | None,
     width: int,
     threads: int,
+    beside: int = 1,
 ) -> dict[str, Any]:
-    """Return the request for some jobs, as plain data."""
+    """Return the request for some jobs, as plain data; `beside` processes share the device."""
     return {
         "jobs": [{**asdict(entry.job), "task": _reachable(entry.job.task)} for entry in jobs],
         "results": str(jobs[0].results.resolve()),
@@ -160,6 +166,7 @@ def request(
         "data_folder": None if data_folder is None else str(data_folder),
         "width": width,
         "threads": threads,
+        "beside": beside,
     }
 
 

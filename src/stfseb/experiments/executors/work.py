@@ -54,6 +54,7 @@ class Workplace:
     progress: bool = False
     forgiven: Mapping[str, int] = field(default_factory=dict)  # by run: failed attempts that may be repeated
     alone: bool = False  # never as a population: times and memory are compared
+    beside: int = 1  # processes that do runs on this device, this one among them
     cpu_seconds: float = 0.0  # spent in the runs themselves
     _images: dict[tuple[str, str | None, str], TaskData] = field(default_factory=dict)
 
@@ -92,7 +93,8 @@ class Workplace:
                     data = self._data(entry.job)
                     stage = "training"
                     if not entry.recorded:
-                        perform(entry.job, entry.results, data, device=self.device, progress=self.progress)
+                        how: dict[str, Any] = {"device": self.device, "progress": self.progress, "beside": self.beside}
+                        perform(entry.job, entry.results, data, **how)
                     for stage in entry.missing:
                         self._measure(entry, stage, data)
             except Interrupted:
@@ -134,6 +136,7 @@ class Workplace:
                     data,
                     device=self.device,
                     width=self.width,
+                    beside=self.beside,
                     after=lambda job, method: self._parts_of(mine[job.name], method, data, broken),
                 )
                 while True:
