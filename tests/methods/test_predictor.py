@@ -79,3 +79,15 @@ def test_captured_prediction_sees_weights_that_were_trained_on(images):
     after = method.predict_proba(images[0], 10, seed=2)
     assert not torch.allclose(before, after, atol=1e-2)
     assert torch.allclose(predictor.predict_proba(images[0]), after, atol=2e-3)
+
+
+@pytest.mark.gpu
+def test_captured_prediction_outlives_other_captures(images):
+    """Captures clear the workspaces of matrix products: a graph that had taken one from there would lose it."""
+    predictor = Predictor(make().to("cuda"), images[0], 128, 10, seed=2, precision="float32")
+    before = predictor.predict_proba(images[0])
+    fit(make().to("cuda"), images, images, epochs=1, capture=True, progress=False)
+    torch.cuda.empty_cache()
+    junk = torch.full((2**28,), float("nan"), device="cuda")  # where freed memory was
+    assert torch.allclose(predictor.predict_proba(images[0]), before, atol=1e-6)
+    assert bool(junk.isnan().all())  # and nothing wrote there

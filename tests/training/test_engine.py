@@ -11,6 +11,7 @@ from torch import nn
 
 from stfseb import GFSVI, MAP, MFVI, STFSEB, MCDropout, SmallCNN, fit
 from stfseb.errors import StfsebError
+from stfseb.methods.predictor import Predictor
 from stfseb.networks.dropout import Block, Lanes
 from stfseb.training import static_step
 from stfseb.training.batches import ResidentBatches
@@ -500,6 +501,17 @@ def test_a_network_that_cannot_be_captured_trains_eagerly(images):
         found.append([(e["data"], e["function"], e["weights"], e["validation_nll"]) for e in result.history])
     assert result.engine.startswith("eager, float32 (capture failed")
     assert torch.allclose(torch.tensor(found[0]), torch.tensor(found[1]), rtol=2e-3)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.rand(3, device="cuda")  # of a generator that no capture has kept
+    predictor = Predictor(method, images[0], 100, 3, seed=1, precision="float32")
+    assert predictor.graph is None
+    assert torch.allclose(predictor.predict_proba(images[0]), method.predict_proba(images[0], 3, seed=1), atol=2e-3)
+    torch.cuda.empty_cache()
+    large = torch.zeros(2**28, dtype=torch.uint8, device="cuda")
+    held = torch.cuda.memory_reserved()
+    del large
+    torch.cuda.empty_cache()  # does nothing while torch takes a capture to be under way
+    assert torch.cuda.memory_reserved() <= held - 2**28
 
 
 @pytest.mark.gpu

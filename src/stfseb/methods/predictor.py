@@ -6,6 +6,7 @@ as one graph. For servers and for large sets; `method.predict_proba` needs no pr
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_pixels, check_s
 from stfseb.methods.base import Method, check_count, evaluating
 from stfseb.methods.calibrated import tempered
 from stfseb.methods.mc_dropout import DropoutMethod
+from stfseb.networks.capturing import capturing
 from stfseb.networks.layout import CardLayout
 from stfseb.networks.precision import resolve, running
+
+log = logging.getLogger("stfseb")
 
 
 class Predictor:
@@ -82,16 +86,22 @@ class Predictor:
                 folded.lanes = None
 
     def _capture(self) -> None:
+        self.graph = None
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._pass()
         torch.cuda.current_stream(self.device).wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), torch.cuda.graph(self.graph, stream=side):
-            self.logits = self._pass()
-        self.captured = self._places()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with capturing(graph, self.device, side):
+                self.logits = self._pass()
+        except Exception as error:  # a module may do anything in its forward; as in training, eager can run it
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            log.warning("%s: capture failed: %s; prediction goes on more slowly", self.method.label, reason)
+            return
+        self.graph, self.captured = graph, self._places()
 
     def _places(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return where the weights lie: a graph reads them there, and training on may lay them out anew."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError
+from stfseb.networks.capturing import capturing
 from stfseb.networks.precision import resolve, running
 from stfseb.training.batches import Batches, ResidentBatches
 from stfseb.training.folds import Folds
@@ -210,20 +211,12 @@ class CapturedEngine:
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        # A matrix product's workspace belongs to the stream it was captured on, and torch captures on one stream for
-        # all: graphs replayed at once, as a population's are, would write into each other's. Each engine has its own.
-        _forget_workspaces()
-        # What a method draws from the default generator (weight samples) comes from this engine's own: a graph reads
-        # seed and offset from memory of its generator, which runs at once would write for each other.
-        default = torch.cuda.default_generators[step.device.index or 0]
-        kept = default.graphsafe_get_state()
-        default.graphsafe_set_state(self.generator.graphsafe_get_state())
-        try:
-            with running(self.precision, step.device), torch.cuda.graph(graph, pool=pool, stream=self.capturing):
-                step()
-        finally:
-            default.graphsafe_set_state(kept)
-        _forget_workspaces()
+        # On a stream of its own, unlike torch's one for all: runs of a population are replayed at once.
+        with (
+            running(self.precision, step.device),
+            capturing(graph, step.device, self.capturing, generator=self.generator, pool=pool),
+        ):
+            step()
         return graph
 
     def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
@@ -242,13 +235,6 @@ class CapturedEngine:
             sums += step.sums
             on_step(step.steps)
         return sums
-
-
-def _forget_workspaces() -> None:
-    """Have the next matrix products take a workspace of their own: in a capture, one of the graph's own memory."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # no public name yet
-    if clear is not None:
-        clear()
 
 
 def worth_compiling(steps: int) -> bool:
