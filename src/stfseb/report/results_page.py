@@ -174,7 +174,10 @@ def _rotated(main: Mapping[str, Sequence[Record]], made: ResultsPage, found: Fou
         data = [[r["id"], r.get("label"), _angles(r)] for records in shown.values() for r in records]
         made.pictures[name] = Picture(lambda shown=shown: rotation_figure(shown), fingerprint(data))  # type: ignore[misc]
         runs = [r for records in shown.values() for r in records]
-        words = "Accuracy and NLL against the angle; mean over seeds, bands are one sample standard deviation."
+        words = (
+            "Accuracy and NLL (on a logarithmic scale) against the angle; mean over seeds, bands are one sample "
+            "standard deviation. ST-FS-EB is the broad line below the others."
+        )
         made.blocks[name] = (
             f"## {_ROTATED}\n\n![{_ROTATED}: {words}](images/{name}.png)\n\n*{words}*\n\n"
             f"{how_made(runs, _main_commands(plans, found, name, list(shown)))}\n"

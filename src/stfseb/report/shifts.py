@@ -9,7 +9,7 @@ import numpy as np
 
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.records import Group, Record, groups, spread, title_of
-from stfseb.report.style import look, short_name, styled
+from stfseb.report.style import PAPER, look, plain_ticks, short_name, styled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROWS = (("acc", "test accuracy, %", 100.0), ("nll", "NLL, nats", 1.0), ("ece", "ECE", 1.0))
+_ROWS = (("acc", "test accuracy, %", 100.0), ("nll", "NLL, nats (log scale)", 1.0), ("ece", "ECE", 1.0))
 _READ_TOGETHER = (
     "AUROC: how well corrupted images are told from clean ones. Whether they are still classified rightly is another "
     "matter: a method that notices them all may have them all wrong."
@@ -52,7 +52,7 @@ def rotation_figure(tasks: Mapping[str, Sequence[Record]]) -> Figure | None:
     from stfseb.report.figures import legend
 
     with styled():
-        figure = Figure(figsize=(3.4 * len(found) + 0.4, 5.6), layout="constrained")
+        figure = Figure(figsize=(3.6 * len(found) + 0.4, 6.8), layout="constrained")
         grid = figure.subplots(2, len(found), squeeze=False, sharex=True)
         for column, (task, rows) in enumerate(found.items()):
             for ax, (key, name, scale) in zip(grid[:, column], _ROWS, strict=False):
@@ -76,16 +76,24 @@ def _lines(ax: Axes, rows: Sequence[Group], key: str, scale: float) -> None:
             angles,
             mean,
             color=style["color"],
-            linewidth=2.4 if style["ours"] else 1.4,
+            # Ours is broad and lies below the others: a line that runs along it is seen on it, not hidden by it.
+            linewidth=4.5 if style["ours"] else 1.4,
+            linestyle=style["line"],
             marker=style["marker"],
-            markersize=7 if style["ours"] else 3.5,
-            zorder=style["zorder"],
+            markersize=11 if style["ours"] else 4.5,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.5,
+            alpha=0.7 if style["ours"] else 1.0,
+            zorder=2 if style["ours"] else 3,
             label=short_name(group.label),
         )
         if all(len(v) > 1 for v in values):
             std = np.array([statistics.stdev(v) for v in values])
             ax.fill_between(angles, mean - std, mean + std, color=style["color"], alpha=0.13, linewidth=0)
     ax.set_xticks(range(-30, 31, 15))
+    if key == "nll" and ax.dataLim.y0 > 0:  # of small angles a tenth of that of large ones, and compared there too
+        ax.set_yscale("log")
+        plain_ticks(ax.yaxis)
 
 
 def _turned(group: Group) -> list[dict[str, Any]]:

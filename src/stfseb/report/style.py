@@ -16,6 +16,7 @@ from stfseb.report.records import plain
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID, PAPER = "#1c2733", "#65717f", "#dde3ea", "#ffffff"
@@ -29,6 +30,13 @@ _METHODS = {
     "mcdropout": ("#56b4e9", "D"),
     "mfvi": ("#cc79a7", "^"),
     "map": ("#8a97a6", "v"),
+}
+# Of lines that may run along one another: each is seen in the gaps of those above it.
+_LINES: dict[str, Any] = {
+    "gfsvi": (0, (6, 2)),
+    "mcdropout": (0, (3, 1.5)),
+    "mfvi": (0, (5, 1.5, 1, 1.5)),
+    "map": (0, (1, 1.2)),
 }
 _SPARE = (("#e69f00", "P"), ("#7a5195", "X"), ("#b8a400", "h"), ("#3a6b35", "p"))
 
@@ -74,7 +82,16 @@ def look(method: str, place: int = 0) -> dict[str, Any]:
     key = plain(method)
     colour, marker = _METHODS.get(key) or _SPARE[place % len(_SPARE)]
     ours = key == "stfseb"
-    return {"color": colour, "marker": marker, "ours": ours, "zorder": 5 if ours else 3}
+    return {"color": colour, "marker": marker, "line": _LINES.get(key, "-"), "ours": ours, "zorder": 5 if ours else 3}
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis at 1, 2 and 5 times powers of ten, in plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())  # which would write over each other
 
 
 def short_name(text: str) -> str:
