@@ -158,3 +158,50 @@ def test_a_prior_mean_is_taken_off():
 def test_what_cannot_be_fitted_is_named(bad):
     with pytest.raises(StfsebError, match="squared values"):
         fit_tails(bad)
+
+
+EXTREME = {
+    "one spike": np.r_[np.zeros(10_000), 1.0, 4.0],
+    "two scales": np.r_[np.full(1000, 1e-200), 1.0],
+    "ends of the range": np.array([1e-300, 1e300, 1.0]),
+    "sums overflow": np.array([1e308, 1.5e308, 1.7e308, 1e307]),
+    "below normal numbers": np.array([5e-324, 1e-322, 0.0, 4e-320]),
+    "heavier than any t": np.exp(50 * np.random.default_rng(0).standard_normal(500)),
+    "no spread": np.full(50, 3.0),
+}
+
+
+@pytest.mark.parametrize("n", [1, 32])
+@pytest.mark.parametrize("case", EXTREME)
+def test_extreme_samples_are_fitted_without_a_warning(case, n):
+    """Warnings are errors here. No point of a fine grid over nu and s is better than the fit."""
+    found = fit_tails(EXTREME[case], n)
+    logs = np.log(EXTREME[case][EXTREME[case] > 0])
+    assert found.count == len(logs)
+
+    def likelihood(nu, b):
+        constant = math.lgamma((nu + n) / 2) - math.lgamma(nu / 2) - n / 2 * (math.log(nu * math.pi) + b)
+        return constant - (nu + n) / 2 * np.logaddexp(0, logs - math.log(nu) - b).mean()
+
+    unit = np.logaddexp.reduce(logs) - math.log(len(logs) * n)  # the Gaussian's log s^2
+    gaussian = -n / 2 * (math.log(2 * math.pi) + unit + 1)
+    scales = np.linspace(logs.min() - math.log(n) - 1, logs.max() - math.log(n) + 1, 800)
+    grid = max(likelihood(nu, b) for nu in np.geomspace(0.05, 1e4, 40) for b in scales)
+    tolerance = 2e-4 * max(1.0, n)  # a step of nu, and the bound 1e4 in place of infinity
+    assert gaussian + found.gain >= grid - tolerance
+    assert found.dof >= 0.05
+    assert found.low <= found.dof <= found.high
+    own = gaussian if math.isinf(found.dof) else likelihood(found.dof, 2 * math.log(found.scale))
+    assert own == pytest.approx(gaussian + found.gain, abs=1e-6 * n * max(1.0, found.gain))
+
+
+def test_zeros_are_left_out_and_the_unit_does_not_matter():
+    x = np.random.default_rng(5).standard_t(3.0, 3000)
+    plain = fit_tails(x**2)
+    with_zeros = fit_tails(np.r_[np.zeros(9000), x**2])
+    assert (with_zeros.dof, with_zeros.scale, with_zeros.count) == (plain.dof, plain.scale, 3000)
+    for unit in (1e-150, 1e140):
+        other = fit_tails((unit * x) ** 2)
+        assert other.dof == pytest.approx(plain.dof, rel=1e-6)
+        assert other.scale == pytest.approx(unit * plain.scale, rel=1e-6)
+        assert other.gain == pytest.approx(plain.gain, rel=1e-6)

@@ -64,19 +64,25 @@ class TailFit:
 
 
 def fit_tails(quadratic: ArrayLike, dimension: int = 1, *, name: str = "", level: float = 0.95) -> TailFit:
-    """Fit nu and s to squared distances c (count,) of draws of `dimension` values; c = x^2 for single values x."""
+    """Fit nu and s to squared distances c (count,) of draws of `dimension` values; c = x^2 for single values x.
+
+    Draws of exactly zero are left out, and not counted: under any t they have probability zero (dead weights, say),
+    and enough of them would make the likelihood grow without bound as s goes to zero.
+    """
     c = np.asarray(quadratic, dtype=np.float64).ravel()
-    if len(c) < 2 or not np.isfinite(c).all() or (c < 0).any() or not c.any():
-        raise StfsebError(
-            f"{name or 'tails'}: {len(c)} squared values; at least two, finite and not all zero are needed"
-        )
+    if not np.isfinite(c).all() or (c < 0).any() or np.count_nonzero(c) < 2:
+        raise StfsebError(f"{name or 'tails'}: {len(c)} squared values; all must be finite, and at least two not zero")
     if not 0 < level < 1:
         raise StfsebError(f"level={level}: give a number between 0 and 1, for example 0.95")
     from scipy.optimize import brentq, minimize_scalar
-    from scipy.special import chdtri
+    from scipy.special import chdtri, logsumexp
 
-    unit = c.mean() / dimension  # the Gaussian's s^2; everything is in units of it
-    profile = _Profile(c / unit, dimension)
+    # In logarithms throughout: squares reach from 1e-308 to 1e308, their sums and ratios further.
+    logs = np.log(c[c > 0])
+    unit = float(logsumexp(logs)) - math.log(
+        len(logs) * dimension
+    )  # the Gaussian's log s^2; the rest is relative to it
+    profile = _Profile(logs - unit, dimension)
     inner = minimize_scalar(
         lambda a: -profile(a), bounds=(math.log(_LOWEST), math.log(_HIGHEST)), method="bounded", options={"xatol": 1e-4}
     )
@@ -98,48 +104,56 @@ def fit_tails(quadratic: ArrayLike, dimension: int = 1, *, name: str = "", level
     low, high = end(math.log(_LOWEST)), None if at_end or gaussian >= cut else end(math.log(_HIGHEST))
     return TailFit(
         name=name,
-        count=len(c),
+        count=len(logs),
         dimension=dimension,
         dof=math.inf if at_end else math.exp(best),
         low=0.0 if low is None else math.exp(low),
         high=math.inf if high is None else math.exp(high),
-        scale=math.sqrt(unit) if at_end else math.sqrt(unit * profile.scale(math.exp(best))),
-        gain=max(0.0, top - gaussian) / len(c),
+        scale=math.exp((unit if at_end else unit + profile.log_scale(math.exp(best))) / 2),
+        gain=max(0.0, top - gaussian) / len(logs),
     )
 
 
 class _Profile:
-    """The log-likelihood of log nu, maximised over s^2."""
+    """The log-likelihood of log nu, maximised over s^2, from the logarithms of c."""
 
-    def __init__(self, c: Array, dimension: int) -> None:
-        self.c, self.n = c, dimension
+    def __init__(self, logs: Array, dimension: int) -> None:
+        self.logs, self.n = logs, dimension
+        # At the root of the score, c / (nu s^2 + c) is n / (nu + n) on average: s^2 is between the least and largest c/n.
+        self.ends = float(logs.min()) - math.log(dimension), float(logs.max()) - math.log(dimension)
         self.start = 0.0  # log s^2, from one evaluation to the next
 
-    def scale(self, nu: float) -> float:
-        """Return the best s^2: the root of a decreasing score, by Newton's method in its logarithm."""
-        n, b = self.n, self.start
+    def log_scale(self, nu: float) -> float:
+        """Return the best log s^2: the root of a decreasing score, by Newton's method, halving where that leaps out."""
+        from scipy.special import expit
+
+        n, (low, high) = self.n, self.ends
+        b = min(high, max(low, self.start))
         for _ in range(100):
-            share = self.c / (nu * math.exp(b) + self.c)
-            score = (nu + n) / 2 * share.mean() - n / 2
-            slope = (nu + n) / 2 * (share * (1 - share)).mean()
-            step = min(2.0, max(-2.0, score / max(slope, 1e-300)))
+            share = expit(self.logs - (math.log(nu) + b))
+            score = (nu + n) / 2 * float(share.mean()) - n / 2
+            low, high = (b, high) if score > 0 else (low, b)
+            slope = (nu + n) / 2 * float((share * (1 - share)).mean())
+            step = score / max(slope, 1e-300)
+            if not low <= b + step <= high:
+                step = (low + high) / 2 - b
             b += step
             if abs(step) < 1e-5:  # quadratic: the next step would be about its square
                 break
         self.start = b
-        return math.exp(b)
+        return b
 
     def __call__(self, log_nu: float) -> float:
         from scipy.special import gammaln
 
         nu, n = math.exp(log_nu), self.n
-        squared = self.scale(nu)
-        constant = gammaln((nu + n) / 2) - gammaln(nu / 2) - n / 2 * math.log(nu * math.pi * squared)
-        return float(len(self.c) * constant - (nu + n) / 2 * np.log1p(self.c / (nu * squared)).sum())
+        b = self.log_scale(nu)
+        constant = gammaln((nu + n) / 2) - gammaln(nu / 2) - n / 2 * (log_nu + math.log(math.pi) + b)
+        return float(len(self.logs) * constant - (nu + n) / 2 * np.logaddexp(0.0, self.logs - (log_nu + b)).sum())
 
     def gaussian(self) -> float:
         """Return the log-likelihood of the best Gaussian, s^2 = mean c / n = 1."""
-        return float(-len(self.c) * self.n / 2 * math.log(2 * math.pi) - self.c.sum() / 2)
+        return -len(self.logs) * self.n / 2 * (math.log(2 * math.pi) + 1)
 
 
 def weight_tails(method: Method, *, level: float = 0.95) -> list[TailFit]:
@@ -149,9 +163,9 @@ def weight_tails(method: Method, *, level: float = 0.95) -> list[TailFit]:
     tensor's own. "all, unit scale" divides each tensor by its root mean square first.
     """
     named = [(name, _flat(p)) for name, p in method.net.named_parameters() if p.requires_grad]
-    used = [(name, values) for name, values in named if len(values) > 1 and values.any()]
+    used = [(name, values) for name, values in named if np.count_nonzero(values**2) > 1]
     if not used:
-        raise StfsebError("the network's trainable parameters are all zero: nothing can be fitted")
+        raise StfsebError("no trainable tensor has two values that are not zero: nothing can be fitted; train it first")
     rows = [fit_tails(values**2, name=name, level=level) for name, values in used]
     together = [values**2 for _, values in used]
     rows.append(fit_tails(np.concatenate(together), name="all", level=level))
@@ -210,7 +224,7 @@ def _by_class(c: Array, dimension: int, suffix: str, level: float) -> list[TailF
     rows = [
         fit_tails(c[:, k], dimension, name=f"class {k}{suffix}", level=level)
         for k in range(c.shape[1])
-        if c[:, k].any()
+        if np.count_nonzero(c[:, k]) > 1
     ]
     return [*rows, fit_tails(c, dimension, name=f"all classes{suffix}", level=level)]
 
