@@ -227,3 +227,16 @@ def test_command_writes_onnx(tmp_path):
     about = json.loads(next(p.value for p in onnx.load(target).metadata_props if p.key == "stfseb"))
     assert about["samples"] == 10
     assert about["seed"] == 0
+
+
+def test_as_many_samples_as_the_thresholds_that_go_along():
+    from stfseb.export import predictor
+
+    torch.manual_seed(0)
+    method = stfseb.MCDropout(cnn(), samples=2)
+    x = torch.rand(40, 1, 28, 28)
+    method.ood_threshold(0.1, x, samples=6)
+    module, _ = predictor(method, example=x)
+    samples, prediction = module(x)
+    assert len(samples) == 6
+    torch.testing.assert_close(prediction, method.decide(x).prediction)

@@ -158,7 +158,7 @@ def predictor(
 
     Its samples are those of `method.sample_logits(x, samples, seed=seed)`.
     """
-    samples = method.samples if samples is None else samples
+    samples = method.rule_draw()[0] if samples is None else samples  # thresholds go along: they are of that many
     check_count(samples=samples)
     if values not in VALUES:
         raise unknown("values", values, VALUES)
@@ -223,7 +223,7 @@ def export_onnx(
     Args:
         method: a trained method; it is left as it is.
         path: the file to write.
-        samples: S, fixed in the graph (by default the method's own).
+        samples: S, fixed in the graph (by default those of the method's rules, else its own).
         masks: "inside" (constants: the S functions of `seed`) or "input" (inputs mask0, mask1, ... beside x; those
             of a seed come from `masks_for`). Methods without dropout have S sets of weights inside.
         seed: of the masks or weights inside.

@@ -102,6 +102,22 @@ def test_calibrating_on_images_of_ones_own(model, mini, tmp_path, images, probab
     assert "95% of images" in rules_in_words(saved)
 
 
+@pytest.mark.parametrize("probabilities", [None, "temperature"])
+def test_calibrating_keeps_the_number_of_samples(mini, tmp_path, images, probabilities):
+    """Training takes two samples here and validation seven: predictions before and after are of seven."""
+    method = MCDropout(SmallCNN(dropout=0.2, hidden=8), samples=2)
+    fit(method, mini("train", 64), mini("validation", 64), epochs=1, validation_samples=7, progress=False)
+    method.provenance |= {"task": "mini", "class_names": NAMES, "input": [1, 28, 28]}
+    want = method.predict_proba(np.load(images), samples=7, seed=0)
+    assert torch.equal(method.decide(np.load(images)).prediction, want)  # no rule yet
+    own = mini("test", 80)
+    np.savez(tmp_path / "own.npz", images=own.images, labels=own.labels)
+    found, _ = calibrate_model(save(method, tmp_path / "model"), str(tmp_path / "own.npz"), probabilities=probabilities)
+    assert {rule["samples"] for name, rule in found.calibration.items() if name != "held_out"} == {7}
+    if probabilities is None:
+        torch.testing.assert_close(found.decide(np.load(images)).prediction, want)
+
+
 def test_the_commands(model, mini, tmp_path, images):
     own = mini("test", 400)
     np.savez(tmp_path / "own.npz", images=own.images.numpy(), labels=own.labels.numpy())

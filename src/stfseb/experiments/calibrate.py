@@ -12,6 +12,7 @@ from stfseb.data.folder import data_folder
 from stfseb.errors import StfsebError
 from stfseb.evaluation.calibration import calibrate
 from stfseb.evaluation.conformal import fit_sets
+from stfseb.methods.decisions import UNFAMILIAR
 from stfseb.methods.saving import load, save
 
 if TYPE_CHECKING:
@@ -32,19 +33,21 @@ def calibrate_model(
 
     `where` is a folder with a folder per class, an .npz of images and labels, or the name of a set (its test
     split). With `probabilities` ("temperature" or "isotonic"), one half of the images fits them and the other
-    half the prediction sets, whose promise needs images that nothing else has seen.
+    half the prediction sets, whose promise needs images that nothing else has seen. Samples are those of the rules that
+    the model has: training often takes fewer than prediction.
     """
     method = load(model)
     images = read_labelled(method, where)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     rest = images
+    samples, _ = method._draw_of(UNFAMILIAR)
     if probabilities is not None:
         half = len(images) // 2
-        calibrate(method, images.take(order[:half]), probabilities)
+        calibrate(method, images.take(order[:half]), probabilities, samples=samples)
         rest = images.take(order[half:])
-    fit_sets(method, rest, coverage)
-    method.ood_threshold(false_alarms, rest)
-    method.abstain(answer, rest)
+    fit_sets(method, rest, coverage, samples=samples)
+    method.ood_threshold(false_alarms, rest, samples=samples)
+    method.abstain(answer, rest, samples=samples)
     save(method, model)
     return method, len(images)
 

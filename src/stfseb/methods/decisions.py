@@ -133,7 +133,8 @@ class DecidingMixin:
     def decide(self: Any, x: Any, samples: int | None = None, *, seed: int | None = None) -> Decisions:
         """Return predictions, their uncertainty, and where the rules of `abstain` and `ood_threshold` apply.
 
-        Samples and seed are those of the rules unless given. A rule that was never set applies to no input.
+        Samples and seed are those of the rules unless given (without rules, those of `fit`'s validation). A rule that
+        was never set applies to no input.
         """
         draws = [self._draw_of(name) for name in (ABSTAIN, UNFAMILIAR)]
         found = []
@@ -146,7 +147,8 @@ class DecidingMixin:
 
     def _draw_of(self: Any, name: str) -> tuple[int, int]:
         other = UNFAMILIAR if name == ABSTAIN else ABSTAIN
-        rule = self.calibration.get(name) or self.calibration.get(other) or {}
+        known: dict[str, Any] = self.calibration
+        rule = known.get(name) or known.get(other) or known.get(HELD_OUT) or {}
         return int(rule.get("samples", self.samples)), int(rule.get("seed", 0))
 
     def rule_draw(self: Any) -> tuple[int, int]:
