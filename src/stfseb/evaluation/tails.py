@@ -119,7 +119,7 @@ class _Profile:
 
     def __init__(self, logs: Array, dimension: int) -> None:
         self.logs, self.n = logs, dimension
-        # At the root of the score, c / (nu s^2 + c) is n / (nu + n) on average: s^2 is between the least and largest c/n.
+        # At the root, c / (nu s^2 + c) is n / (nu + n) on average: s^2 is between the least and the largest c / n.
         self.ends = float(logs.min()) - math.log(dimension), float(logs.max()) - math.log(dimension)
         self.start = 0.0  # log s^2, from one evaluation to the next
 
