@@ -12,8 +12,11 @@ from stfseb.experiments.jobs import make_job
 from stfseb.experiments.records import write_record
 from stfseb.report import write_report
 from stfseb.report.arrange import arranged
+from stfseb.report.found_plans import found_plans
+from stfseb.report.paper import Found
 from stfseb.report.reading import read_results
 from stfseb.report.records import groups
+from stfseb.report.standing import standing
 
 MAIN = {"table1", "table2", "best", "best-behind", "differences"}  # of a task without figures of the paper
 
@@ -121,7 +124,19 @@ def test_the_tempered_table_is_found_where_it_was_measured(tmp_path, monkeypatch
     _, records = made("table1", ask=asked("mini", seeds=(0, 1)), parts=("temperature",))
     write_report(records, tmp_path, "tempered")
     names = {p.stem for p in (tmp_path / "tables").glob("*.json")}
-    assert names == {*MAIN, "tempered"}
+    behind = {"best-tempered", "best-tempered-behind"}
+    assert names & behind
+    assert names - behind == {*MAIN, "tempered"}
+    # They are the tables of the results page, which says the same of the same records.
+    tasks = arranged(records)
+    shown = standing(found_plans(records, tasks), Found({r["id"]: r for r in records}))["best-tempered"]
+    for grid in shown:
+        said = json.loads((tmp_path / "tables" / f"{grid.name}.json").read_text())
+        assert said == json.loads(json.dumps(grid.to_json()))
+        assert said["title"].endswith("(after one temperature)")
+    page_ = (tmp_path / "report.html").read_text("utf-8")
+    places = [page_.index(f'id="paper-{name}"') for name in ("table1", "tempered", shown[0].name)]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("whats", [("table1", "dof"), ("context-source",)])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from stfseb.report.differences import difference_grid
 from stfseb.report.found_plans import found_plans
 from stfseb.report.paper import Found, paper_grids
-from stfseb.report.standing import held_grid, race_grids
+from stfseb.report.standing import standing, variant_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,12 +55,21 @@ def all_grids(
     found = Found({str(r.get("id", "")): r for r in records}, missing)
     grids: list[Grid] = []
     for plan in plans:
-        grids += [grid for grid in paper_grids(plan, found) if not grid.empty]
-    main = [p for p in plans if p.what in ("table1", "table2")]
-    place = 1 + max((i for i, g in enumerate(grids) if g.name in ("table1", "table2")), default=-1)
-    standing = (held_grid(main, found), *race_grids(main, found), difference_grid(main, found))
-    grids[place:place] = [grid for grid in standing if grid is not None]
+        for grid in paper_grids(plan, found):
+            grids += [grid] if not grid.empty else []
+            task = grid.name.removeprefix(f"{plan.what}-")
+            if plan.what == "beyond" and (beside := variant_differences(plan, found, task)) is not None:
+                grids.append(beside)
+    judged = standing(plans, found)
+    _after(grids, ("tempered",), judged["best-tempered"])
+    _after(grids, ("table1", "table2"), [*judged["held"], *judged["best"], *judged["differences"]])
     return _distinct(grids)
+
+
+def _after(grids: list[Grid], names: tuple[str, ...], more: Sequence[Grid]) -> None:
+    """Put tables behind the last of these names."""
+    place = 1 + max((i for i, g in enumerate(grids) if g.name in names), default=-1)
+    grids[place:place] = more
 
 
 def grid_files(grid: Grid, files: dict[Path, bytes]) -> None:

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.paper.plan import METHODS, TASKS
-from stfseb.experiments.paper.tempered import corrupted_note
 from stfseb.experiments.search.outcome import read_search
 from stfseb.report import headline
 from stfseb.report.arrange import arranged
-from stfseb.report.differences import difference_grid
 from stfseb.report.found_plans import TABLES, found_plans
 from stfseb.report.paper import Found, paper_grids
 from stfseb.report.reading import read_results
 from stfseb.report.records import check, plain
 from stfseb.report.results_words import commands_of, for_page, how_made, missing_words, search_grid
 from stfseb.report.shifts import corruption_grids, rotation_figure
-from stfseb.report.standing import held_grid, race_grids, variant_differences
+from stfseb.report.standing import standing, variant_differences
 from stfseb.report.tables import escape_markdown
 
 if TYPE_CHECKING:
@@ -99,18 +97,8 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
                     parts.append(_table(made, beside, found, ""))
         blocks[what] = "\n".join(parts)
     tables = [p for p in plans if p.what in ("table1", "table2")]
-    tempered = [p for p in plans if p.what == "tempered"]
-    after = " (after one temperature)"
-    standing: dict[str, Sequence[Grid | None]] = {
-        "held": [held_grid(tables, found)],
-        "best": race_grids(tables, found),
-        "best-tempered": race_grids(
-            tempered, found, "best-tempered", after, corrupted_note([t for p in tempered for t in p.tasks])
-        ),
-        "differences": [difference_grid(tables, found)],
-    }
-    for name, shown in standing.items():
-        blocks[name] = "\n".join(_table(made, grid, found, "") for grid in shown if grid is not None)
+    for name, shown in standing(plans, found).items():
+        blocks[name] = "\n".join(_table(made, grid, found, "") for grid in shown)
     blocks["corruptions"] = "\n".join(
         _table(made, grid, found, _main_commands(tables, found, "table2", [task]))
         for task in TASKS

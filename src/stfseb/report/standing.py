@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stfseb.experiments.paper.plan import task_label
-from stfseb.report.differences import OURS, difference_cell, paired_cell, too_few
+from stfseb.experiments.paper.tempered import corrupted_note
+from stfseb.report.differences import OURS, difference_cell, difference_grid, paired_cell, too_few
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper import about_data, beside, number_cell, signed
 
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
 
 STUBS = ("Task", "Metric")
 Row = tuple[tuple[str, str], tuple[Cell, ...]]
+
+
+def standing(plans: Sequence[Plan], found: Found) -> dict[str, list[Grid]]:
+    """Return the tables that judge the main ones, and the one after a temperature, by the names of their blocks."""
+    main = [p for p in plans if p.what in ("table1", "table2")]
+    tempered = [p for p in plans if p.what == "tempered"]
+    said = corrupted_note([task for p in tempered for task in p.tasks])
+    grids: dict[str, Sequence[Grid | None]] = {
+        "held": [held_grid(main, found)],
+        "best": race_grids(main, found),
+        "best-tempered": race_grids(tempered, found, "best-tempered", " (after one temperature)", said),
+        "differences": [difference_grid(main, found)],
+    }
+    return {name: [grid for grid in shown if grid is not None] for name, shown in grids.items()}
 
 
 def held_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
