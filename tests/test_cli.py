@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -127,6 +128,28 @@ def test_predict_flags_the_stated_share_of_familiar_images(trained, tmp_path):
     rows = json.loads(stfseb("predict", job / "mini-map-seed0" / "model", tmp_path / "validation.npy", "--json").stdout)
     share = sum(row["unfamiliar"] for row in rows) / len(rows)
     assert 0.03 <= share <= 0.07
+
+
+def test_calibrate_takes_the_embedded_images(trained, tmp_path):
+    """Afterwards the sets of plausible classes hold the true one as often as was asked, on the same images."""
+    model = tmp_path / "model"
+    shutil.copytree(trained[0] / "mini-map-seed0" / "model", model)
+    done = stfseb("calibrate", model, "mini", "--coverage", 0.8)
+    assert done.returncode == 0, done.stderr
+    test = read("test")
+    assert done.stdout.startswith(f"Calibrated on {len(test)} images.")
+    np.save(tmp_path / "test.npy", test.images.numpy())
+    rows = json.loads(stfseb("predict", model, tmp_path / "test.npy", "--json").stdout)
+    held = [test.classes[label] in row["plausible"] for label, row in zip(test.labels.tolist(), rows, strict=True)]
+    assert 0.79 < np.mean(held) < 0.82
+    for words, said in (
+        (["mnii"], "did you mean 'mini'?"),
+        (["mini", "--answer", 1.5], "--answer 1.5: give a fraction between 0 and 1"),
+        (["mini", "--false-alarms", 0], "--false-alarms 0: give a fraction between 0 and 1"),
+    ):
+        done = stfseb("calibrate", model, *words)
+        assert done.returncode == 2
+        assert said in done.stderr
 
 
 def wrong(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from contextlib import suppress
@@ -207,6 +206,8 @@ def predict(
     from stfseb.experiments.predict import predict_files
     from stfseb.methods.saving import load
 
+    if coverage is not None:
+        _check_fraction("--coverage", coverage)
     method = load(model).to(_device(device))
     rows = predict_files(method, inputs, samples=samples, coverage=coverage)
     if as_json:
@@ -245,6 +246,8 @@ def calibrate(
     ] = None,
 ) -> None:
     """Set up when a model abstains, and its sets of plausible classes, on labelled images of your own."""
+    for option, value in (("--coverage", coverage), ("--answer", answer), ("--false-alarms", false_alarms)):
+        _check_fraction(option, value)
     from stfseb.experiments.calibrate import calibrate_model
     from stfseb.experiments.predict import rules_in_words
 
@@ -256,60 +259,21 @@ def calibrate(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder of results that 'compare', 'train' or 'paper' wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of results that 'compare', 'train', 'paper' or 'search' wrote.")
+    ],
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
-    """Make the page, plots and tables of a folder of results anew from its records."""
+    """Make the page, plots and tables of a folder of results anew from its records and searches."""
     from stfseb.report.page import title_for, write_report
-    from stfseb.report.reading import read_results
+    from stfseb.report.reading import read_folder
 
-    records = read_results(folder)
-    print(f"Report: {write_report(records, folder, title or title_for(folder))}")
-
-
-@app.command()
-def bench(
-    tasks: Annotated[str, typer.Option(help="mnist (two-conv net) and cifar10 (six-conv net), by commas.")] = "mnist",
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "stfseb,mcdropout",
-    ways: Annotated[
-        str | None,
-        typer.Option(help="naive, fit (what training chooses), eager, eager-bf16, graph..., compiled-bf16, by commas."),
-    ] = None,
-    grow: Annotated[
-        bool, typer.Option(help="Also how the first method's cost, trained as 'fit', grows with S, N_c, L and B.")
-    ] = False,
-    seconds: Annotated[float, typer.Option(min=0, help="Time for each measurement off the GPU.")] = 5.0,
-    device: Device = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
-) -> None:
-    """Measure seconds an epoch, memory and the distance to the floor, against the naive way in the same run."""
-    from rich.console import Console
-
-    from stfseb.commands_paper import words
-    from stfseb.experiments.bench import bench as run_bench
-    from stfseb.experiments.bench import default_ways
-    from stfseb.report.bench import bench_table, write_bench
-
-    console = Console(stderr=True)
-    place = _device(device)
-    found = run_bench(
-        list(words(tasks)),
-        list(words(methods)),
-        list(words(ways)) if ways else default_ways(place),
-        device=place,
-        grow=grow,
-        seconds=seconds,
-        announce=lambda text: console.print(text, highlight=False, soft_wrap=True),
-    )
-    screen = Console()
-    screen.print(bench_table(found["rows"]))
-    if out is not None:
-        screen.print(f"Figures and plot: {write_bench(found, out)}", highlight=False, soft_wrap=True)
-    if all("error" in row for row in found["rows"]):
-        raise typer.Exit(1)
+    records, searches = read_folder(folder)
+    print(f"Report: {write_report(records, folder, title or title_for(folder), searches=searches)}")
 
 
 def _mount() -> None:
+    from stfseb.commands_bench import bench
     from stfseb.commands_export import export
     from stfseb.commands_paper import paper
     from stfseb.commands_search import search
@@ -318,6 +282,7 @@ def _mount() -> None:
     from stfseb.serving.commands import serve
 
     app.add_typer(data_app, name="data")
+    app.command()(bench)
     app.command()(export)
     app.command()(search)
     app.command()(paper)
@@ -359,6 +324,11 @@ def _check_alone_with_resume(given: typer.Context) -> None:
             raise StfsebError(f"{name} cannot be given with --resume: the run in that folder has its own")
 
 
+def _check_fraction(option: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        raise StfsebError(f"{option} {value:g}: give a fraction between 0 and 1")
+
+
 def _device(name: str | None) -> str:
     from stfseb.experiments.run import default_device, usable_device
 
@@ -376,53 +346,15 @@ def main() -> None:
     """Run the command line; the user's own mistakes end in one line and exit code 2, signals in 130 or 143."""
     try:
         code = app(prog_name="stfseb", standalone_mode=False)
-    except StfsebError as error:
-        code = getattr(error, "exit_code", 2)
-        _say(f"{'error: ' if code == 2 else ''}{error}")
     except Exception as error:
-        code = _ended(error)
+        from stfseb.usage import ending
+
+        code, line = ending(error, lambda: typer.main.get_command(app), sys.argv[1:])
         if code is None:
             raise
+        if line:
+            print(f"stfseb: {line}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _ended(error: Exception) -> int | None:
-    """Print what is no fault of the program's as one line and return the exit code; None for all else."""
-    if hasattr(error, "format_message"):  # typer's, which is click's own class or typer's copy of it
-        from stfseb.usage import usage_line
-
-        if type(error).__name__ != "NoArgsIsHelpError":  # a bare `stfseb` has printed its help
-            _say(f"error: {usage_line(typer.main.get_command(app), sys.argv[1:], error)}")
-        return 2
-    if isinstance(error, OSError) and error.errno in _DISK:
-        _say(f"error: {error.filename or 'a file'}: {(error.strerror or '').lower()}: {_DISK[error.errno]}")
-        return 2
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
-        what = str(error).partition(". ")[0]
-        _say(
-            f"error: {what}: free the card of other programs, or lower --width or --processes; what is finished is kept"
-        )
-        return 1
-    return 130 if type(error).__name__ == "Abort" else None
-
-
-def _say(line: str) -> None:
-    print(f"stfseb: {line}", file=sys.stderr)
-
-
-_RIGHTS = "give another place, or the right to read and write there"
-_ROOM = "free some space or give a folder on another disk; what is finished is kept"
-_PLACE = "give another name"
-_DISK = {
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: _RIGHTS,
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
-    errno.ENOTDIR: _PLACE,
-    errno.EISDIR: _PLACE,
-    errno.ENAMETOOLONG: _PLACE,
-}
 
 
 if __name__ == "__main__":

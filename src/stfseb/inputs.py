@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Found = TypeVar("Found")
+Span = tuple[float, float]
 # What layers raise at a tensor of a shape that is not theirs.
 REFUSALS = (RuntimeError, ValueError, IndexError)
 _BROKEN = (torch.OutOfMemoryError, torch.AcceleratorError)  # says nothing of the shape
@@ -34,17 +36,26 @@ def as_tensor(x: Any, what: str) -> Tensor:
     return x
 
 
-def check_pixels(x: Tensor, what: str) -> None:
-    """Raise unless `x` can be scaled into a network's input: uint8, or floating point without NaN."""
+def check_pixels(x: Tensor, what: str) -> Span:
+    """Return the least and the greatest value that the network gets of `x` (uint8 counts as 0 to 1).
+
+    Raise unless `x` can be scaled into a network's input: uint8, or floating point without NaN.
+    """
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise StfsebError(f"{what} has dtype {x.dtype}: give uint8 pixels (scaled to [0, 1]) or floating point")
     if x.ndim < 2:
         raise StfsebError(f"{what} has shape {tuple(x.shape)}: the first dimension must be the examples")
     if len(x) == 0:
         raise StfsebError(f"{what} is empty: give at least one example")
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+    if x.dtype == torch.uint8:
+        return 0.0, 1.0
+    if not x.numel():
+        raise StfsebError(f"{what} has shape {tuple(x.shape)}: each example must have a value")
+    low, high = torch.stack(x.detach().aminmax()).tolist()  # NaN in, NaN out
+    if not (math.isfinite(low) and math.isfinite(high)):
         rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten().tolist()
         raise StfsebError(f"{what} has NaN or infinite values in {len(rows)} rows (first: row {rows[0]})")
+    return low, high
 
 
 def check_seed(seed: Any) -> None:

@@ -1,16 +1,58 @@
-"""What was mistyped on the command line, in one line with the remedy.
+"""How a command ends that cannot go on: in one line with the remedy.
 
-Everything is read off the command, the words that were typed and the kind of error, so that the line is the same
-whichever version of typer raised it.
+Of a usage error everything is read off the command, the words that were typed and the kind of error, so that the
+line is the same whichever version of typer raised it.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stfseb.errors import unknown
+from stfseb.errors import StfsebError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_RIGHTS = "give another place, or the right to read and write there"
+_ROOM = "free some space or give a folder on another disk; what is finished is kept"
+_PLACE = "give another name"
+_DISK = {
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.ENOTDIR: _PLACE,
+    errno.EISDIR: _PLACE,
+    errno.ENAMETOOLONG: _PLACE,
+}
+
+
+def ending(error: Exception, root: Callable[[], Any], words: list[str]) -> tuple[int | None, str]:
+    """Return the exit code and the line that a command ends with; no code where the fault is the program's.
+
+    Args:
+        error: what was raised.
+        root: makes the command that holds all others.
+        words: what was typed after the program's name.
+    """
+    if isinstance(error, StfsebError):
+        code = getattr(error, "exit_code", 2)
+        return code, f"{'error: ' if code == 2 else ''}{error}"
+    if hasattr(error, "format_message"):  # typer's, which is click's own class or typer's copy of it
+        if type(error).__name__ == "NoArgsIsHelpError":  # a bare `stfseb` has printed its help
+            return 2, ""
+        return 2, f"error: {usage_line(root(), words, error)}"
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return 2, f"error: {error.filename or 'a file'}: {(error.strerror or '').lower()}: {_DISK[error.errno]}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
+        what = str(error).partition(". ")[0]
+        remedy = "free the card of other programs, or lower --width or --processes; what is finished is kept"
+        return 1, f"error: {what}: {remedy}"
+    return (130 if type(error).__name__ == "Abort" else None), ""
 
 
 def usage_line(root: Any, words: list[str], error: Any) -> str:

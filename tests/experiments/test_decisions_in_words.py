@@ -154,7 +154,7 @@ def test_mistakes_are_named(model, tmp_path, images):
     ):
         calibrate_model(model, "nowhere")
     np.savez(tmp_path / "small.npz", images=np.zeros((4, 1, 8, 8), np.uint8), labels=np.zeros(4, np.int64))
-    with pytest.raises(StfsebError, match=r"^calibration: .*small.npz has images of 1x8x8"):
+    with pytest.raises(StfsebError, match=r"small.npz has images of 1x8x8, the model takes 1x28x28: give images of"):
         calibrate_model(model, str(tmp_path / "small.npz"))
     with pytest.raises(StfsebError, match="fraction"):
         predict_files(load(model), [images], coverage=2.0)
@@ -162,6 +162,16 @@ def test_mistakes_are_named(model, tmp_path, images):
     bare = save(MCDropout(SmallCNN()), tmp_path / "bare")
     with pytest.raises(StfsebError, match="what images it takes"):
         calibrate_model(bare, "mini")
+
+
+def test_a_set_of_other_classes_is_refused(model, tmp_path):
+    """Its labels are numbers of the model's classes by chance alone."""
+    other = load(model)
+    other.provenance["class_names"] = [f"animal {index}" for index in range(10)]
+    with pytest.raises(
+        StfsebError, match=r"mini has the classes T-shirt/top, .*, the model animal 0, .*: calibrate on"
+    ):
+        calibrate_model(save(other, tmp_path / "other"), "mini")
 
 
 def test_few_held_back_images_still_set_the_rule_that_they_can_promise(tiny, tmp_path):

@@ -86,13 +86,14 @@ def parse(value: Any, role: str, base: Path) -> Source:
 
 def _guess(text: str, role: str, base: Path) -> dict[str, str]:
     """Understand a plain string: a registered set, an array file or a folder."""
-    if text in sets.all_sets():
+    named = ["mini", *sets.all_sets()]  # the embedded images are no published set, but are named like one
+    if text in named:
         return {"set": text}
     if text.endswith((".npy", ".npz")):
         return {"array": text}
     if (base / Path(text).expanduser()).is_dir():
         return {"folder": text}
-    near = difflib.get_close_matches(text, sets.all_sets(), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(text, named, n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     raise StfsebError(
         f"{role}: '{text}' is neither a registered set{hint} nor a folder in '{base}': "
@@ -151,9 +152,12 @@ def _check(result: ImageSet, role: str, shape: Shape, labelled: bool) -> None:
     channels, height, width = result.images.shape[1:]
     wanted = (shape.channels, shape.image_size, shape.image_size)
     if (channels, height, width) != wanted:
+        whose, remedy = "task has", "mend channels/image_size, or add 'fit: true' to this source"
+        if role == "calibration":
+            whose, remedy = "model takes", "give images of that shape"
         raise StfsebError(
-            f"{role}: {result.name} has images of {channels}x{height}x{width}, the task has "
-            f"{wanted[0]}x{wanted[1]}x{wanted[2]}: mend channels/image_size, or add 'fit: true' to this source"
+            f"{role}: {result.name} has images of {channels}x{height}x{width}, the {whose} "
+            f"{wanted[0]}x{wanted[1]}x{wanted[2]}: {remedy}"
         )
     if not labelled:
         return

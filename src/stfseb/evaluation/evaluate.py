@@ -163,6 +163,8 @@ def predict_groups(
         if shape and tuple(x.shape[1:]) != shape:
             raise StfsebError(f"{name}: image shape {tuple(x.shape[1:])}, but the test images are {shape}")
         shape = tuple(x.shape[1:])
+        if isinstance(method, Method):
+            method.seen.check(x, name)  # under the name of the split
         logits = method.sample_logits(x, samples, seed=seed)
         if not bool(torch.isfinite(logits).all()):
             raise StfsebError(f"{name}: the network's outputs are not finite; check its training")

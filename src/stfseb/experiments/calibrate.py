@@ -16,6 +16,8 @@ from stfseb.methods.decisions import UNFAMILIAR
 from stfseb.methods.saving import load, save
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stfseb.data.images import ImageSet
     from stfseb.methods.base import Method
 
@@ -32,9 +34,10 @@ def calibrate_model(
     """Calibrate the model in the folder `model` and save it there again; return it and the number of images.
 
     `where` is a folder with a folder per class, an .npz of images and labels, or the name of a set (its test
-    split). With `probabilities` ("temperature" or "isotonic"), one half of the images fits them and the other
-    half the prediction sets, whose promise needs images that nothing else has seen. Samples are those of the rules that
-    the model has: training often takes fewer than prediction.
+    split; what is measured there afterwards is no longer of images that nothing has seen). With `probabilities`
+    ("temperature" or "isotonic"), one half of the images fits them and the other half the prediction sets, whose
+    promise needs images that nothing else has seen. Samples are those of the rules that the model has: training
+    often takes fewer than prediction.
     """
     method = load(model)
     images = read_labelled(method, where)
@@ -58,4 +61,15 @@ def read_labelled(method: Method, where: str) -> ImageSet:
     if not shape or not classes:
         raise StfsebError("the model does not say what images it takes: train it with 'stfseb train' or 'compare'")
     source = sources.parse(where, "calibration", Path.cwd())
-    return sources.read(source, "calibration", where, sources.Shape(shape[0], shape[1], tuple(classes)), data_folder())
+    wanted = sources.Shape(shape[0], shape[1], tuple(classes))
+    images = sources.read(source, "calibration", where, wanted, data_folder())
+    if source.kind == "set" and images.classes and tuple(images.classes) != wanted.classes:
+        raise StfsebError(
+            f"{where} has the classes {_listed(images.classes)}, the model {_listed(classes)}: calibrate on images of "
+            "the model's own classes"
+        )
+    return images
+
+
+def _listed(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")

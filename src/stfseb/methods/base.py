@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_pixels, check_seed, check_sizes, scaled
+from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_seed, check_sizes, scaled
 from stfseb.likelihoods import Categorical, Likelihood, Regression
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
 from stfseb.networks.folding import deterministic
+from stfseb.ranges import SeenRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,6 +126,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.likelihood = (likelihood or Categorical()).to(self.like.device, self.like.dtype)
         self.calibration: dict[str, Any] = {}  # what was fitted on held-out data; saved with the model
         self.provenance: dict[str, Any] = {}  # what the model was trained on; saved with the model
+        self.seen = SeenRange()  # the range of the training inputs; saved with the model
         self.context: Context | None = None
         self.live: dict[str, Tensor] = {}
         self._outputs: int | None = None
@@ -182,7 +184,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     def take_over(self, other: Method) -> None:
         """Become `other`, a method with the same `captured_key`, in place: every tensor keeps its address."""
         self.settings = other.settings
-        self.calibration, self.provenance = dict(other.calibration), dict(other.provenance)
+        self.calibration, self.provenance, self.seen = dict(other.calibration), dict(other.provenance), other.seen
         for name, value in self.live.items():
             value.fill_(float(getattr(other.settings, name)))
         theirs = other.state_dict()
@@ -284,7 +286,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         samples = self.samples if samples is None else samples
         check_count(samples=samples)
         x = as_tensor(x, "x")
-        check_pixels(x, "x")
+        self.seen.check(x, "x")
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         check_seed(seed)
         rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // samples)
@@ -358,7 +360,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     ) -> list[Result]:
         """Apply `function` to the (tempered) outputs (S, rows, L) of chunks of `x`, all under the same masks."""
         x = as_tensor(x, "x")
-        check_pixels(x, "x")
+        self.seen.check(x, "x")
         if seed is None:
             seed = int(torch.randint(2**62, ()))
         rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // (samples or self.samples))

@@ -110,7 +110,7 @@ class Predictor:
     def sample_logits(self, x: Any) -> Tensor:
         """Return logits (S, N, L)."""
         rows = as_tensor(x, "x")
-        check_pixels(rows, "x")
+        self.method.seen.check(rows, "x")
         if rows.shape[1:] != self.input.shape[1:]:
             wanted = tuple(self.input.shape[1:])
             raise StfsebError(f"x has rows of shape {tuple(rows.shape[1:])}, the example had {wanted}: give that shape")

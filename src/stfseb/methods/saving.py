@@ -100,6 +100,7 @@ def _description(method: Method) -> dict[str, Any]:
         "network": spec if isinstance(spec, dict) else {"class": type(method.net).__qualname__},
         "dtype": str(method.like.dtype).removeprefix("torch."),
         "outputs": method._outputs,
+        "range": None if method.seen.span is None else list(method.seen.span),
         "context": method.provenance.get("context")
         or (None if images is None else {"count": len(images), "fingerprint": fingerprint(images)}),
         "calibration": method.calibration,
@@ -123,6 +124,9 @@ def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
     method = cls.restore(net, settings, from_spec(meta["likelihood"]))
     method.calibration, method.provenance = dict(meta["calibration"]), dict(meta["provenance"])
     method._outputs = meta["outputs"]
+    if meta.get("range") is not None:  # models of before have none
+        low, high = meta["range"]
+        method.seen.learn((float(low), float(high)))
     return method
 
 

@@ -283,7 +283,12 @@ class Training:
 def check_split(method: Method, batches: Batches, what: str) -> None:
     """Raise a one-line error unless these examples fit the method's network and likelihood."""
     x, y = batches.examples(batches.batch_size if isinstance(batches, LoaderBatches) else batches.num_data)
-    check_pixels(x, f"{what} x")
+    if what == "train":
+        method.seen.learn(check_pixels(x, "train x"))
+        if method.context is not None and method.context.images is not None:
+            method.seen.check(method.context.images, "context")
+    else:
+        method.seen.check(x, f"{what} x")
     method._outputs = None  # found anew: what the network makes of one split says nothing of another's shape
     outputs = check_fits(method.outputs, x, f"{what} x")
     method.likelihood.check_targets(y, outputs)
