@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from stfseb.methods.decisions import ABSTAIN, CONFORMAL, UNFAMILIAR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from stfseb.methods.base import Method
     from stfseb.methods.decisions import Decisions
@@ -26,7 +26,7 @@ _NO_RULE = (
 
 
 def predict_files(
-    method: Method, paths: Sequence[Path], samples: int | None = None, *, coverage: float | None = None
+    method: Method, paths: Sequence[str | Path], samples: int | None = None, *, coverage: float | None = None
 ) -> list[dict[str, Any]]:
     """Return one row an image; all files are read before the first prediction.
 
@@ -34,10 +34,13 @@ def predict_files(
     """
     shape = method.provenance.get("input")
     if not shape:
-        raise StfsebError("the model does not say what images it takes: train it with 'stfseb train' or 'compare'")
+        raise StfsebError(
+            "the model does not say what images it takes: train it with 'stfseb train' or 'compare', or say it, "
+            "method.provenance |= {'input': [C, H, W], 'class_names': [...]}"
+        )
     names, images = [], []
     for path in paths:
-        found, pixels = read_inputs(path, tuple(shape))
+        found, pixels = read_inputs(Path(path), tuple(shape))
         names += found
         images.append(pixels if pixels.is_floating_point() else pixels.float() / 255.0)
     if not names:
