@@ -57,6 +57,8 @@ def test_what_cannot_be_predicted_is_named(mini, spoil, message):
 
 @pytest.fixture
 def images():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     torch.manual_seed(1)
     return torch.randint(0, 256, (512, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (512,))
 
