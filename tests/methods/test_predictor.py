@@ -55,12 +55,21 @@ def test_what_cannot_be_predicted_is_named(mini, spoil, message):
         Predictor(make(), x, 4).predict_proba(spoil(x))
 
 
+def striped(count):
+    """Return images whose stripe tells the class, which a few steps learn."""
+    g = torch.Generator().manual_seed(1)
+    y = torch.randint(10, (count,), generator=g)
+    x = torch.randint(120, (count, 1, 28, 28), generator=g, dtype=torch.uint8)
+    for image, label in zip(x, y.tolist(), strict=True):
+        image[0, 2 * label : 2 * label + 4] += 100
+    return x, y
+
+
 @pytest.fixture
 def images():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    torch.manual_seed(1)
-    return torch.randint(0, 256, (512, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (512,))
+    return striped(512)
 
 
 @pytest.mark.gpu
@@ -77,10 +86,10 @@ def test_captured_prediction_sees_weights_that_were_trained_on(images):
     method = make().to("cuda")
     predictor = Predictor(method, images[0], 128, 10, seed=2, precision="float32")
     before = predictor.predict_proba(images[0])
-    fit(method, images, images, epochs=2, device="cuda", capture=True, progress=False)
+    fit(method, images, images, epochs=3, lr=2e-3, device="cuda", capture=True, progress=False)
     after = method.predict_proba(images[0], 10, seed=2)
-    assert not torch.allclose(before, after, atol=1e-2)
-    assert torch.allclose(predictor.predict_proba(images[0]), after, atol=2e-3)
+    assert (before - after).abs().max() > 0.2
+    assert torch.allclose(predictor.predict_proba(images[0]), after, atol=5e-3)
 
 
 @pytest.mark.gpu
