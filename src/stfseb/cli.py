@@ -259,15 +259,17 @@ def calibrate(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder of results that 'compare', 'train' or 'paper' wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of results that 'compare', 'train', 'paper' or 'search' wrote.")
+    ],
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
-    """Make the page, plots and tables of a folder of results anew from its records."""
+    """Make the page, plots and tables of a folder of results anew from its records and searches."""
     from stfseb.report.page import title_for, write_report
-    from stfseb.report.reading import read_results
+    from stfseb.report.reading import read_folder
 
-    records = read_results(folder)
-    print(f"Report: {write_report(records, folder, title or title_for(folder))}")
+    records, searches = read_folder(folder)
+    print(f"Report: {write_report(records, folder, title or title_for(folder), searches=searches)}")
 
 
 def _mount() -> None:

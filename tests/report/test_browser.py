@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from made_runs import asked, made
@@ -12,10 +13,13 @@ from PIL import Image
 
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper import beyond
+from stfseb.experiments.search import read_search
 from stfseb.report import write_report
+from stfseb.report.reading import Searches
 
 pytestmark = pytest.mark.slow
 
+STUDIES = Path(__file__).resolve().parents[2] / "results" / "searches"
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -50,9 +54,13 @@ def address(records, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def paper_address(tmp_path_factory):
-    """The page of a results folder with the paper's tables, rotations, corruptions and runs at other settings."""
-    plans, runs = made("table1", "table2", "dof", "beyond", ask=asked("mnist", seeds=(0, 1)))
-    return write_report(runs, tmp_path_factory.mktemp("paper"), "Beside the paper", plans=plans).as_uri()
+    """The page of a folder with the paper's tables, rotations, corruptions, runs at other settings and searches."""
+    parts = ("rotation", "corruption", "temperature")
+    plans, runs = made("table1", "table2", "dof", "beyond", ask=asked("mnist", seeds=(0, 1)), parts=parts)
+    folder = tmp_path_factory.mktemp("paper")
+    searches = Searches([read_search(path) for path in sorted(STUDIES.glob("mnist-*f*/search.json"))])
+    assert len(searches.found) == 4
+    return write_report(runs, folder, "Beside the paper", plans=plans, searches=searches).as_uri()
 
 
 def opened_at(browser, address, kind):
@@ -205,3 +213,40 @@ def test_variants_sort_by_their_numbers(paper_page):
     numbers = [float(t) for t in texts if t]
     assert len(numbers) == len(beyond.variants(load_task("mnist")))
     assert numbers == sorted(numbers, reverse=True)
+
+
+def test_rows_are_named_in_full_beside_the_numbers(paper_page):
+    """On a phone the second heading of a row stands under the first, which stays when the table is scrolled."""
+    phone = paper_page.viewport_size["width"] < 400
+    table = paper_page.locator("#paper-table2 ~ .scroll table").first
+    first = table.locator("tbody th").first
+    assert first.inner_text().split("\n") == (["MNIST", "AUROC FMNIST ↑"] if phone else ["MNIST"])
+    assert table.locator("tbody td.stub:visible").count() == (0 if phone else table.locator("tbody tr").count())
+    before = first.bounding_box()["x"]
+    table.locator("xpath=..").evaluate("e => { e.scrollLeft = 120; }")
+    if phone:
+        assert first.bounding_box()["x"] == before
+
+
+def test_searches_are_seen_and_sort(paper_page):
+    width = paper_page.evaluate("document.documentElement.clientWidth")
+    drawn = paper_page.locator(".tiles svg:visible")
+    assert drawn.count() == 4
+    for box in (drawn.nth(i).bounding_box() for i in range(4)):
+        assert box["width"] > 250
+        assert box["x"] + box["width"] <= width
+    table = paper_page.locator("#searches ~ .scroll table").first
+    assert table.locator("tbody tr").count() == 8
+    head = table.locator("thead th", has_text="AUROC")
+    head.locator("button").click()
+    place = head.evaluate("e => e.cellIndex")
+    texts = table.locator("tbody tr").evaluate_all(f"rows => rows.map(r => r.cells[{place}].dataset.value)")
+    assert list(map(float, texts)) == sorted(map(float, texts), reverse=True)
+    assert table.locator("thead th", has_text="Settings").locator("button").count() == 0  # words have no order
+
+
+def test_the_list_of_tables_leads_to_them(paper_page):
+    titles = paper_page.locator("ul.contents a").all_inner_texts()
+    assert any("after one temperature" in title for title in titles)
+    for title, link in zip(titles, paper_page.locator("ul.contents a").all(), strict=True):
+        assert paper_page.locator(link.get_attribute("href")).inner_text() == title

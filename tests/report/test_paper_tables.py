@@ -299,7 +299,7 @@ def test_differences_of_two_seeds_have_no_interval_and_no_mark(count):
         assert entry.below[-1] == f"{count} seeds"
         notes = race_grids(plans, found)[-1].notes if grid is grids[1] else grid.notes
         assert any("Two common seeds give no useful interval" in note for note in notes) == (count == 2)
-    assert ("; in 0 of them the 95 % interval leaves out zero" in grids[1].notes[0]) == (count == 2)
+    assert ("; in none of them the 95 % interval leaves out zero" in grids[1].notes[0]) == (count == 2)
 
 
 def test_a_tail_at_the_end_of_the_fits_range_is_a_bound():
@@ -391,3 +391,39 @@ def test_a_cost_of_runs_that_were_not_alone_is_refused():
     assert any(note.startswith("Not alone: other runs had the device") for note in grid.notes)
     (alone,) = paper_grids(plan, Found({name: r | {"together": 1} for name, r in runs.items()}))
     assert not any("ot alone" in text for text in (*alone.notes, *(c.text for row in alone.cells for c in row)))
+
+
+def test_an_interval_beside_zero_shows_on_which_side_it_lies():
+    plans, records = made("table1", ask=asked("fmnist", methods=("stfseb", "map"), seeds=range(5)))
+    for record in records:
+        more = 5e-4 + 2e-4 * (record["seed"] - 2)
+        record["metrics"]["ece"] = 0.01 + more * (record["method"] == "stfseb")
+    ours, theirs = ([r["metrics"]["ece"] for r in records if r["method"] == m] for m in ("stfseb", "map"))
+    interval = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert 0 < interval.low < 0.0005  # which three digits would print as zero
+    found = cell(difference_grid(plans, Found(by_id(records))), ("FMNIST", "ECE ↓"), "− MAP")
+    assert found.rank == 2
+    low, _, high = found.below[0].partition(" to ")
+    assert low.startswith("+")
+    assert (float(low), float(high)) == pytest.approx((interval.low, interval.high), abs=5e-5)
+
+
+def test_seeds_are_said_once_where_all_differences_have_as_many():
+    plans, records = made("table1", ask=asked("fmnist", seeds=range(3)))
+    grid = difference_grid(plans, Found(by_id(records)))
+    assert all(c.below[-1] == "3 seeds" for row in grid.cells for c in row)
+    once = grid.seeds_once()
+    assert not any("seeds" in line for row in once.cells for c in row for line in c.below)
+    assert once.notes[-1] == "Differences are over 3 seeds."
+    fewer = [r for r in records if (r["method"], r["seed"]) != ("map", 2)]
+    uneven = difference_grid(plans, Found(by_id(fewer)))
+    assert uneven.seeds_once() is uneven
+
+
+def test_only_what_is_missing_is_printed_pale():
+    plans, records = made("table1", "table2", ask=asked("fmnist", seeds=(0, 1)))
+    words = held_grid(plans, Found(by_id(records)))
+    assert {"held", "not held"} & {c.text for row in words.cells for c in row}
+    assert "num none" not in words.to_html()
+    gap = table("table1", [r for r in records if r["method"] != "map"], asked("fmnist", seeds=(0, 1)))
+    assert gap.to_html().count("num none") == 3

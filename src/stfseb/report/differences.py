@@ -82,6 +82,11 @@ def paired_cell(plan: Plan, found: Found, task: str, ours: Variant, other: Varia
     enough = len(result.seeds) >= LEAST
     rank = 0 if not (enough and result.significant) else 1 if better else 2
     ids = tuple(side[seed] for seed in result.seeds for side in runs)
-    low, high = signed(result.low or 0.0, quantity.digits), signed(result.high or 0.0, quantity.digits)
+    ends = (result.low or 0.0, result.high or 0.0)
+    digits = quantity.digits
+    # Of a marked difference an end that would be printed as zero gets more digits: on which side of zero does it lie?
+    while rank and digits < quantity.digits + 3 and any(round(end, digits) == 0 for end in ends):
+        digits += 1
+    low, high = (signed(end, digits) for end in ends)
     below = (*([f"{low} to {high}"] if enough else []), f"{len(result.seeds)} seeds")
     return Cell(signed(result.mean, quantity.digits), result.mean, seeds=result.seeds, runs=ids, rank=rank, below=below)

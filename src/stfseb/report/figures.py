@@ -34,7 +34,7 @@ def headline(records: Sequence[Record], columns: int = 3) -> Figure | None:
         scatter(axes, groups(records), [(_accuracy, _auroc(sets)) for sets in shown.values()], spans=(4.0, 12.0))
         for ax, name in zip(axes, shown, strict=True):
             ax.set_title(f"unfamiliar: {short_name(name)}")
-            ax.text(0.985, 0.975, "better ↗", transform=ax.transAxes, ha="right", va="top", color=MUTED, fontsize=9)
+            ax.text(1, 1.02, "better ↗", transform=ax.transAxes, ha="right", va="bottom", color=MUTED, fontsize=9)
         label_outer(axes, columns, "test accuracy, %", "AUROC, %")
     return figure
 

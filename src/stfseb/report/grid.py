@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import html
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stfseb.report.tables import escape_latex, escape_markdown, heading_html, in_width, row_head
+from stfseb.report.tables import LONG, escape_latex, escape_markdown, heading_html, in_width, row_head
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+_SEEDS = re.compile(r"\d+ seeds")
 MISSING = ("no data", "failed", "not run", "not measured", "not alone", "–", "—")  # in place of a number
 
 
@@ -50,6 +52,15 @@ class Grid:
     def empty(self) -> bool:
         """Tell whether no cell has a number."""
         return all(cell.value is None for row in self.cells for cell in row)
+
+    def seeds_once(self) -> Grid:
+        """Return the table without lines "5 seeds" under its numbers, where all are the same, but in a note."""
+        lines = {line for row in self.cells for cell in row for line in cell.below if _SEEDS.fullmatch(line)}
+        if len(lines) != 1:
+            return self
+        cells = [[replace(c, below=tuple(x for x in c.below if x not in lines)) for c in row] for row in self.cells]
+        said = f"Differences are over {lines.pop()}."
+        return replace(self, cells=tuple(map(tuple, cells)), notes=(*self.notes, said))
 
     def runs(self) -> dict[str, tuple[str, ...]]:
         """Return the runs behind the cells; neighbours made from the same runs are named together."""
@@ -105,15 +116,20 @@ class Grid:
 
     def to_html(self) -> str:
         """Return an HTML table; cells carry their value for sorting and their runs as a tooltip."""
-        heads = "".join(f'<th scope="col"><button type="button">{heading_html(s)}</button></th>' for s in self.stubs)
-        for column in self.columns:
+        heads = ""
+        for place, word in enumerate(self.stubs):
+            kind = ' class="stub"' if place else ""
+            heads += f'<th scope="col"{kind}><button type="button">{heading_html(word)}</button></th>'
+        for place, column in enumerate(self.columns):
             words = heading_html(column)
             own = " ours" if column == self.own else ""
-            inner = f'<button type="button">{words}</button>' if self.sortable else words
+            numbers = any(row[place].value is not None for row in self.cells)  # words have no order
+            inner = f'<button type="button">{words}</button>' if self.sortable and numbers else words
             heads += f'<th scope="col" class="num{own}">{inner}</th>'
         rows = []
         for stub, row in zip(self.rows, self.cells, strict=True):
-            names = row_head(stub[0]) + "".join(f'<td class="stub">{html.escape(word)}</td>' for word in stub[1:])
+            names = row_head(stub[0], ", ".join(stub[1:]))
+            names += "".join(f'<td class="stub">{html.escape(word)}</td>' for word in stub[1:])
             cells = "".join(self._html_cell(c, column) for c, column in zip(row, self.columns, strict=True))
             own = ' class="ours"' if stub[0] == self.own else ""
             rows.append(f"<tr{own}>{names}{cells}</tr>")
@@ -127,8 +143,12 @@ class Grid:
         value = "" if cell.value is None else repr(cell.value)
         runs = f' title="{html.escape("runs: " + ", ".join(cell.runs))}"' if cell.runs else ""
         kind = "num" + (" ours" if column == self.own else "") + (" none" if cell.text in MISSING else "")
+        kind += " long" if len(cell.text) > LONG else ""
         below = "".join(f"<small>{html.escape(line)}</small>" for line in cell.below)
-        text = marks[cell.rank].format(html.escape(cell.text))
+        text = html.escape(cell.text)
+        if len(cell.text) > LONG:  # settings: it may break between them, not inside one
+            text = ", ".join(f'<span class="whole">{part}</span>' for part in text.split(", "))
+        text = marks[cell.rank].format(text)
         return f'<td class="{kind}" data-value="{value}"{runs}>{text}{below}</td>'
 
     def to_rich(self, width: int = 100) -> RenderableType:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stfseb.data.tasks import task_names
 from stfseb.files import replacing
 from stfseb.report import figures, shifts, tables
 from stfseb.report.arrange import Arranged, arranged
 from stfseb.report.headline import headline_section
+from stfseb.report.paper import retold
 from stfseb.report.paper_section import paper_section
 from stfseb.report.records import SHARED, Record, check, groups, missing_sets, ood_families, shared_device, title_of
+from stfseb.report.search_section import search_section
 from stfseb.report.style import inline_svg, rendered
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
     from stfseb.experiments.paper import Plan
     from stfseb.report.grid import Grid
+    from stfseb.report.reading import Searches
 
 Draw = Callable[..., "Figure | None"]
 MOST = 60  # rows of runs with other settings on the page
@@ -112,6 +116,7 @@ def write_report(
     *,
     plans: Sequence[Plan] = (),
     missing: Mapping[str, str] | None = None,
+    searches: Searches | None = None,
 ) -> Path:
     """Write `report.html` into `folder`, with `plots/` (PNG and PDF) and `tables/` (Markdown and LaTeX).
 
@@ -124,17 +129,20 @@ def write_report(
         title: of the page.
         plans: tables of the paper that were asked for; those that the records have runs for are found.
         missing: why runs of the plans are missing, by their ids.
+        searches: those of the folder (`read_searches`); with some, there may be no records.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    kept = check(records)
+    kept = check(records) if records or not searches else []
     out = Path(folder)
-    tasks = arranged(kept)
+    order = {name: place for place, name in enumerate(task_names())}
+    tasks = dict(sorted(arranged(kept).items(), key=lambda entry: order.get(entry[0], len(order))))
     slugs = _slugs(tasks)
     files: dict[Path, bytes] = {}
     paper = paper_section(kept, tasks, plans, missing or {}, files)
     headline = headline_section({task: entry.main for task, entry in tasks.items()}, files)
     sections = [_section(entry, slugs[task], files) for task, entry in tasks.items()]
+    searched = None if searches is None else search_section(searches, files)
     environment = Environment(
         loader=PackageLoader("stfseb.report"),
         autoescape=True,
@@ -144,8 +152,9 @@ def write_report(
     )
     environment.filters["setting"] = _setting
     page = environment.get_template("report.html").render(
-        title=title, sections=sections, headline=headline, paper=paper, runs=len(kept), anchors=_anchors(sections)
-    )
+        title=title, sections=sections, headline=headline, paper=paper, runs=len(kept), anchors=_anchors(sections),
+        searches=searched,
+    )  # fmt: skip
     # The page last: where it exists, what it was made with exists too.
     files[Path("report.html")] = page.encode()
     for name, content in files.items():
@@ -178,7 +187,7 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
         "more": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.own_notes} for t in more],
         "corrupted": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.notes} for t in corrupted],
         "others": _others(entry, slug, files),
-        "notes": list(dict.fromkeys([*_conditions(entry), *(str(n) for r in records for n in r.get("notes") or [])])),
+        "notes": list(dict.fromkeys([*_conditions(entry), *_said(records)])),
         "plots": [plot for p in PLOTS if (plot := _plot(p, records, slug, files))],
         "galleries": _galleries(records),
         "missing": missing_sets(records),
@@ -188,6 +197,12 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
         "ood": list(ood_families(records)),
         "bins": next((r["summary"]["bins"] for r in records if (r.get("summary") or {}).get("bins")), 15),
     }
+
+
+def _said(records: Sequence[Record]) -> list[str]:
+    """Return what the runs say of their data, as sentences begin."""
+    words = [retold(str(note)) for record in records for note in record.get("notes") or []]
+    return [f"Context{w[7:]}" if w.startswith("context ") else w for w in words]  # the names of sets stay as they are
 
 
 def _conditions(entry: Arranged) -> list[str]:
@@ -252,7 +267,7 @@ def _cards(table: tables.Table) -> list[dict[str, Any]]:
         best = [i for i, cell in enumerate(column_cells) if cell.rank == 1]
         if column.title in ("ECE", "Brier") or not best:
             continue
-        unit = f", {column.unit}" if column.unit else ""
+        unit = f", {column.unit}" if column.unit else ", nats" if column.title == "NLL" else ""
         title = "accuracy" if column.title == "Accuracy" else column.title
         other = own if own is not None and own not in best and column_cells[own].text else None
         cards.append(
@@ -301,7 +316,8 @@ def _data(records: Sequence[Record]) -> list[dict[str, Any]]:
         for split, about in (record.get("data") or {}).items():
             about = about or {}
             key = (split, str(about.get("fingerprint")))
-            seen.setdefault(key, {"split": split} | {k: about.get(k) for k in ("name", "count", "fingerprint", "note")})
+            row = {"split": split} | {k: about.get(k) for k in ("name", "count", "fingerprint", "note")}
+            seen.setdefault(key, row | {"note": retold(str(about.get("note") or ""))})
     return list(seen.values())
 
 

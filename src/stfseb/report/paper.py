@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import task_label
+from stfseb.experiments.paper.quantities import SET_NAMES
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper_numbers import Printed, errata, printed
 from stfseb.report.records import shared
@@ -230,7 +231,8 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
         range_ = f"{max(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
         words = [f"Mean ± sample standard deviation over {range_} seeds."]
     if any(q.unit == "%" for task in tasks for q in plan.quantities[task]):
-        words.append("Accuracy and AUROC in percent.")
+        nats = any(q.key == "nll" for task in tasks for q in plan.quantities[task])
+        words.append(f"Accuracy and AUROC in percent{', NLL in nats' if nats else ''}.")
     if any(c.rank for c in cells):
         words.append("Best mean bold, second underlined; arrows point to the better direction.")
     if any(c.paper for c in cells):
@@ -286,11 +288,12 @@ def about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
             for note in record.get("notes") or []:
                 name = str(note).partition(":")[0]
                 if name not in sets or name in shown:
-                    lines[f"{title}: {_retold(str(note))}."] = None
+                    lines[f"{title}: {retold(str(note))}."] = None
             part: dict[str, Any] = (record.get("parts") or {}).get("corruption") or {}
             if part.get("suite") in shown:
                 for note in part.get("notes") or []:
-                    lines[f"{title}, {part['suite']}: {_retold(str(note))}."] = None
+                    suite = str(part["suite"])
+                    lines[f"{title}, {SET_NAMES.get(suite, suite)}: {retold(str(note))}."] = None
         prints = {str(((r.get("data") or {}).get("test") or {}).get("fingerprint")) for r in records}
         if len(prints) > 1:
             lines[f"{title}: the runs were tested on {len(prints)} different versions of the test images."] = None
@@ -301,6 +304,6 @@ def about_data(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
     return list(lines)
 
 
-def _retold(note: str) -> str:
+def retold(note: str) -> str:
     """Return a record's note as a table tells it: a reader would take "on disk" for his own disk."""
     return re.sub(r"\bas the (\S+) split is not on disk", r"as its \1 split was not at hand", note)

@@ -36,12 +36,13 @@ def paper_section(
         {
             "slug": f"paper-{grid.name}",
             "title": grid.title,
-            "html": Markup(grid.to_html()),
-            "notes": grid.notes,
+            "html": Markup(shown.to_html()),
+            "notes": shown.notes,
             "runs": grid.runs(),
             "files": f"tables/{grid.name}.json",
         }
         for grid in grids
+        for shown in [grid.seeds_once()]
     ]
 
 

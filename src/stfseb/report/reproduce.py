@@ -11,7 +11,7 @@ from stfseb.experiments.paper.plan import task_label
 from stfseb.files import write_bytes, write_json, write_text
 from stfseb.report.page import title_for, write_report
 from stfseb.report.paper import Found, paper_grids
-from stfseb.report.reading import read_results
+from stfseb.report.reading import read_results, read_searches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +61,9 @@ def reproduce(
             made.lines += _draw(plan, found, results)
         else:
             made.grids += paper_grids(plan, found)
-    page = write_report(records, results, title_for(results), plans=plans, missing=carried.missing)
+    page = write_report(
+        records, results, title_for(results), plans=plans, missing=carried.missing, searches=read_searches(results)
+    )
     for grid in made.grids:
         write_json(results / "tables" / f"{grid.name}.json", grid.to_json())
         write_text(results / "tables" / f"{grid.name}.md", grid.to_markdown())

@@ -21,7 +21,8 @@ from stfseb.report.found_plans import TABLES, found_plans
 from stfseb.report.paper import Found, paper_grids
 from stfseb.report.reading import read_results
 from stfseb.report.records import check, plain
-from stfseb.report.results_words import commands_of, for_page, how_made, missing_words, search_grid
+from stfseb.report.results_words import commands_of, for_page, how_made, missing_words
+from stfseb.report.searches import search_grid
 from stfseb.report.shifts import corruption_grids, rotation_figure
 from stfseb.report.standing import standing, variant_differences
 from stfseb.report.tables import escape_markdown

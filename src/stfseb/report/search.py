@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stfseb.files import write_bytes
-from stfseb.report.style import FAMILIAR, INK, UNFAMILIAR, rendered, styled
+from stfseb.report.style import FAMILIAR, INK, UNFAMILIAR, plain_ticks, rendered, styled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,18 +90,22 @@ def search_in_words(found: Search) -> list[str]:
     return lines
 
 
-def search_figure(found: Search) -> Figure | None:
-    """Validation NLL after one temperature against AUROC of held-back context images, the two choices marked."""
+def search_figure(found: Search, *, small: bool = False, title: str = "") -> Figure | None:
+    """Validation NLL after one temperature against AUROC of held-back context images, the two choices marked.
+
+    A small one, among others, leaves it to the text to say what the marks are.
+    """
     whole = [t for t in found["trials"] if t["outcome"] == "complete" and t.get("same_as") is None]
     if not whole or any(t["metrics"]["tempered_auroc"] is None for t in whole):
         return None
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     from stfseb.methods.registry import method_class
 
     low = min(whole, key=lambda t: t["metrics"]["tempered_nll"])["metrics"]
     with styled():
-        figure = Figure(figsize=(6.2, 4.0), layout="constrained")
+        figure = Figure(figsize=(4.3, 3.0) if small else (6.2, 4.0), layout="constrained")
         ax = figure.subplots()
         x = [t["metrics"]["tempered_nll"] for t in whole]
         y = [100 * t["metrics"]["tempered_auroc"] for t in whole]
@@ -118,10 +122,15 @@ def search_figure(found: Search) -> Figure | None:
                 ax.scatter(*spot, s=size, marker=mark, facecolors=face, edgecolors=line, zorder=4, label=rule)
         if max(x) > 3 * min(x):
             ax.set_xscale("log")
-        ax.set_title(f"{found['task_title']}: {len(whole)} trials of {method_class(found['plan']['method']).label}")
+            plain_ticks(ax.xaxis)
+        else:
+            ax.xaxis.set_major_locator(MaxNLocator(4 if small else 7))
+        usual = f"{found['task_title']}: {len(whole)} trials of {method_class(found['plan']['method']).label}"
+        ax.set_title(title or usual)
         ax.set_xlabel("validation NLL after one temperature, nats")
-        ax.set_ylabel("AUROC against held-back context, %")
-        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        ax.set_ylabel("AUROC, %" if small else "AUROC against held-back context, %")
+        if not small:
+            figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

@@ -125,8 +125,11 @@ def race_grids(
         *_data(plans, found),
         *(f"{task}: {absent} not there to compare with ({', '.join(m)})." for (task, absent), m in fewer.items()),
     )
-    first_note = f"{len(best)} of {total} rows; in {sure[0]} of them the 95 % interval leaves out zero, in its favour."
-    other_note = f"{len(behind)} of {total} rows; in {sure[1]} of them the 95 % interval leaves out zero, against it."
+    sides = ((best, sure[0], "in its favour"), (behind, sure[1], "against it"))
+    first_note, other_note = (
+        f"{len(rows)} of {total} rows; in {count or 'none'} of them the 95 % interval leaves out zero, {side}."
+        for rows, count, side in sides
+    )
     said_once += too_few(cells[2] for _, cells in (*best, *behind))
     columns = ("ST-FS-EB", "{}", "Ours minus it", "In sd")
     found_rows = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-_LONG = 24  # characters that the name of a row has on one line
+LONG = 24  # characters that the name of a row has on one line
 
 
 @dataclass(frozen=True)
@@ -284,10 +284,14 @@ def _head(text: str, kind: str) -> str:
     return f'<th scope="col" class="{kind}"><button type="button">{heading_html(text)}</button></th>'
 
 
-def row_head(label: str) -> str:
-    """Return a row's name for HTML; a long one, such as a method with its settings, may take several lines."""
-    kind = ' class="long"' if len(label) > _LONG else ""
-    return f'<th scope="row"{kind}>{html.escape(label)}</th>'
+def row_head(label: str, more: str = "") -> str:
+    """Return a row's name for HTML; a long one, such as a method with its settings, may take several lines.
+
+    `more` stands in columns of its own, and on a narrow screen, which would scroll them away, under the name.
+    """
+    kind = ' class="long"' if len(label) > LONG else ""
+    below = f'<small class="narrow">{html.escape(more)}</small>' if more else ""
+    return f'<th scope="row"{kind}>{html.escape(label)}{below}</th>'
 
 
 def heading_html(text: str) -> str:

@@ -1,0 +1,139 @@
+"""What searches chose, in a table: both rules' choices, and where and how each search was made."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from stfseb.data.tasks import load_task, task_names
+from stfseb.experiments.paper.plan import METHODS, label_of, task_label
+from stfseb.report.grid import Cell, Grid
+from stfseb.report.results_words import code_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_RULES = {"paper": "the paper's", "ours": "ours"}
+
+
+def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
+    """Return what both rules chose in every search, and whether it is the preset now."""
+    if not searches:
+        return None
+    ranked = in_order(searches)
+    rows, cells = [], []
+    for found in ranked:
+        for rule, choice in found["choices"].items():
+            rows.append((task_of(found), label_of(found["plan"]["method"]), _RULES.get(rule, rule)))
+            cells.append(_choice(found, choice))
+    columns = (
+        "Trials",
+        "Chosen",
+        "Settings",
+        "Validation NLL, nats ↓",
+        "NLL at one T, nats ↓",
+        "Accuracy, % ↑",
+        "AUROC, held-back context, % ↑",
+        "Preset",
+    )
+    notes = (
+        (
+        "On validation images, and context images held back from training; no test image and no unfamiliar set was "
+        "looked at. At one T: after the temperature fitted on the validation images; the AUROC is after it too. "
+        "Preset: whether the task's preset has these settings now."
+        ),
+        *_grid_ends(ranked),
+        *(f"{found['study']}: {trials_in_words(found)}; `{search_command(found)}`; "
+          f"stfseb {code_words(found.get('code') or {})}." for found in ranked),
+    )  # fmt: skip
+    stubs = ("Task", "Method", "Rule")
+    return Grid("searches", "Searches", stubs, columns, tuple(rows), tuple(cells), notes, sortable=True)
+
+
+def in_order(searches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return searches by task, method and name."""
+    order = {name: place for place, name in enumerate(task_names())}
+    known = {name: place for place, name in enumerate(METHODS)}
+
+    def place(found: Mapping[str, Any]) -> tuple[int, int, str]:
+        plan = found["plan"]
+        return order.get(plan["task"], 99), known.get(plan["method"], 99), str(found["study"])
+
+    return sorted(searches, key=place)
+
+
+def task_of(found: Mapping[str, Any]) -> str:
+    """Return the task of a search as tables call it."""
+    task = str(found["plan"]["task"])
+    return task_label(task) if task in task_names() else str(found.get("task_title") or task)
+
+
+def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, ...]:
+    different, space = _different(found), str(found["plan"]["space"])
+    repeated = (f"{different} different",) if different < len(found["trials"]) else ()
+    below = (*repeated, f"{space} grid", epochs_of(found))
+    count = Cell(str(len(found["trials"])), len(found["trials"]), below=below)
+    trial = next((t for t in found["trials"] if t["index"] == choice["trial"]), None)
+    if trial is None:
+        return (count, Cell("—", below=(str(choice["why"]),)), *[Cell("—")] * 6)
+    m = trial["metrics"]
+    auroc = m.get("tempered_auroc")
+    settings = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in trial["params"].items())
+    task = found["plan"]["task"]
+    preset = load_task(task).presets.get(found["plan"]["method"]) if task in task_names() else None
+    return (
+        count,
+        Cell(f"trial {trial['index']}"),
+        Cell(settings),
+        Cell(f"{trial['nll']:.4f}", trial["nll"]),
+        Cell(f"{m['tempered_nll']:.4f}", m["tempered_nll"]),
+        Cell(f"{100 * m['accuracy']:.2f}", 100 * m["accuracy"]),
+        Cell("—") if auroc is None else Cell(f"{100 * auroc:.2f}", 100 * auroc),
+        Cell("yes" if preset == choice["settings"] else "no"),
+    )
+
+
+def epochs_of(found: Mapping[str, Any]) -> str:
+    """Return how long each trial was trained at most."""
+    epochs = found["plan"]["training"]["epochs"]
+    return f"{epochs} epoch{'s' * (epochs != 1)}"
+
+
+def _grid_ends(searches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the chosen values that are the first or last of what could be drawn: a better one may lie beyond."""
+    found: dict[str, list[str]] = {}
+    for search in searches:
+        for rule, choice in search["choices"].items():
+            trial = next((t for t in search["trials"] if t["index"] == choice["trial"]), None)
+            for name, value in (trial or {}).get("params", {}).items():
+                drawn = [v for v in search["plan"].get("choices", {}).get(name, ()) if isinstance(v, float)]
+                if drawn and value in (min(drawn), max(drawn)):
+                    who = f"{task_of(search)}, {label_of(search['plan']['method'])}, {epochs_of(search)}"
+                    found.setdefault(f"{who}, {_RULES.get(rule, rule)}", []).append(f"{name} {value:g}")
+    words = "; ".join(f"{who}: {', '.join(values)}" for who, values in found.items())
+    return [f"Chosen at an end of the grid: {words}."] if found else []
+
+
+def trials_in_words(found: Mapping[str, Any]) -> str:
+    """Return how many trials there are and how they ended."""
+    counts = {name: n for name, n in found["counts"].items() if n and name != "repeats"}
+    done, asked = len(found["trials"]), found["asked"]
+    ends = ", ".join(f"{n} {name}" for name, n in counts.items())
+    different = _different(found)
+    drawn = f", {different} different settings" if different < done else ""  # a draw that came before is not trained
+    return f"{done if done == asked else f'{done} of {asked}'} trials ({ends}{drawn})"
+
+
+def _different(found: Mapping[str, Any]) -> int:
+    return len({json.dumps(trial["params"], sort_keys=True) for trial in found["trials"]})
+
+
+def search_command(found: Mapping[str, Any]) -> str:
+    """Return the command that makes a search."""
+    plan = found["plan"]
+    words = ["stfseb search", plan["task"], "--method", plan["method"], "--trials", str(found["asked"])]
+    words += ["--space", plan["space"]] if plan["space"] != "paper" else []
+    if plan["task"] in task_names() and plan["training"]["epochs"] != load_task(plan["task"]).training["epochs"]:
+        words += ["--epochs", str(plan["training"]["epochs"])]
+    words += ["--seed", str(plan["seed"])] if plan["seed"] else []
+    return " ".join([*words, *(["--context", plan["context"]] if plan["context"] else [])])
