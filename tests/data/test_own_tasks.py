@@ -48,6 +48,12 @@ def write(folder: Path, **keys) -> Path:
 BASE = {"train": "train", "test": "test", "channels": 3, "image_size": 16, "validation": {"fraction": 0.2}}
 
 
+def test_one_class_is_refused_before_training(photos):
+    picture(photos / "single" / "rose" / "1.png", (200, 0, 0))
+    with pytest.raises(StfsebError, match="has one class folder, 'rose': give two classes or more"):
+        load_task(write(photos, **{**BASE, "train": {"folder": "single"}}))
+
+
 def test_folders_of_pictures(photos):
     task = load_task(write(photos, **BASE, ood={"other": {"folder": "other"}}, context="other", dropout=0.3))
     assert task.name == "my_task"

@@ -183,6 +183,7 @@ def test_intervals_of_a_method_are_its_likelihoods(tmp_path):
 @pytest.mark.parametrize(
     ("likelihood", "y", "outputs", "words"),
     [
+        (Categorical(), torch.tensor([0, 1]), 1, r"one output.*Binary\(\)"),
         (Binary(), torch.tensor([0, 1]), 2, "Categorical"),
         (Binary(), torch.tensor([0, 2]), 1, "label 2"),
         (MultiLabel(), torch.tensor([0, 1]), 2, "column"),

@@ -173,7 +173,12 @@ def _held_out(value: Any) -> HeldOut | None:
 def _classes(value: Any, train: sources.Source) -> tuple[str, ...]:
     if value is None:
         if train.kind == "folder":
-            return pictures.class_names(Path(train.where))
+            names = pictures.class_names(Path(train.where))
+            if len(names) == 1:
+                raise StfsebError(
+                    f"train: {train.where!r} has one class folder, {names[0]!r}: give two classes or more"
+                )
+            return names
         raise StfsebError("'classes' is missing: give their number or names (only a folder of class folders tells)")
     if isinstance(value, list):
         if len(value) < 2 or len(set(map(str, value))) != len(value):

@@ -68,7 +68,12 @@ class Categorical(Classification):
         return F.softmax(wide(outputs), dim=-1).mean(0)
 
     def check_targets(self, y: Tensor, outputs: int) -> None:
-        """Raise unless `y` holds integer labels in 0 .. outputs - 1."""
+        """Raise unless `y` holds integer labels in 0 .. outputs - 1, and there are two at least."""
+        if outputs == 1:
+            raise StfsebError(
+                "the network has one output, and one class always has probability 1: give it an output a class, or "
+                "likelihood=Binary() for yes or no, GaussianRegression() for numbers (stfseb.likelihoods)"
+            )
         self._check_labels(y, outputs)
 
 
