@@ -172,3 +172,16 @@ def test_runs_of_an_edited_task_file_stand_apart_from_the_newest():
     found = arranged(records)["mini"]
     assert [r["job"]["definition"] for r in found.main] == ["after"]
     assert {r["label"] for r in found.others} == {"MAP, task file as it was"}
+
+
+def test_tasks_stand_in_the_order_of_the_paper_and_notes_as_tables_tell_them(tmp_path, monkeypatch):
+    import stfseb.report.page as page
+
+    monkeypatch.setattr(page, "PLOTS", ())
+    records = [record_of(make_job(task, "stfseb", 0), parts=()) for task in ("fmnist", "mnist")]
+    for record in records:
+        record["notes"] = ["context kmnist: test split, as the train split is not on disk"]
+    text = write_report(records, tmp_path, "two").read_text("utf-8")
+    assert text.index('<h2 id="mnist">') < text.index('<h2 id="fmnist">')
+    assert text.count("Context kmnist: test split, as its train split was not at hand.") == 2
+    assert "not on disk" not in text
