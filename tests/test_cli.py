@@ -161,6 +161,16 @@ def wrong(tmp_path):
     np.savez_compressed(tmp_path / "bomb.npz", images=np.zeros((200_000, 28, 28), np.uint8))
     np.save(tmp_path / "minus.npy", np.full((2, 28, 28), -5.0, dtype=np.float32))
     (tmp_path / "escape.yaml").write_text("name: ../../escape\ntrain: mnist\n")
+    for name, size in (("two", 28), ("small", 8)):
+        for label in ("one", "two"):
+            (tmp_path / name / label).mkdir(parents=True)
+            for index in range(10):
+                Image.fromarray(np.full((size, size), index, np.uint8)).save(tmp_path / name / label / f"{index}.png")
+        about = f"train: {name}\ntest: {name}\ncontext: train\nchannels: 1\nimage_size: {size}\n"
+        (tmp_path / f"{name}.yaml").write_text(about)
+    for label in ("one", "two"):
+        (tmp_path / "hollow" / label).mkdir(parents=True)
+    (tmp_path / "hollow.yaml").write_text((tmp_path / "two.yaml").read_text().replace("two", "hollow"))
     return {
         "unknown task": (["compare", "minni"], "did you mean 'mini'"),
         "unknown method": (["compare", "mini", "--methods", "stfseb,mcdropuot"], "did you mean 'mcdropout'"),
@@ -178,6 +188,27 @@ def wrong(tmp_path):
         "NaN pixels": (["predict", "MODEL", tmp_path / "nan.npy"], "NaN"),
         "other shape": (["predict", "MODEL", tmp_path / "shape.npy"], "shape"),
         "values out of range": (["predict", "MODEL", tmp_path / "minus.npy"], "-5"),
+        "folder as task": (["compare", tmp_path], "is a folder: give a YAML file that names it"),
+        "file as model": (
+            ["evaluate", tmp_path / "text.npy"],
+            "text.npy is a file, not a model folder: give the folder",
+        ),
+        "folder of runs as model": (["evaluate", "RUNS"], "holds runs, not a model: give "),
+        "folder without a model": (["evaluate", tmp_path], "holds no model (model.json is missing): give the folder"),
+        "task of another shape": (
+            ["evaluate", "MODEL", "--task", tmp_path / "small.yaml"],
+            "of 1x8x8, the model takes",
+        ),
+        "task of other classes": (
+            ["evaluate", "MODEL", "--task", tmp_path / "two.yaml"],
+            "has the classes one, two, the",
+        ),
+        "no method": (["compare", "mini", "--methods", ","], "names nothing"),
+        "no class of the model": (["calibrate", "MODEL", tmp_path / "two"], "is no class of this task"),
+        "class without pictures": (["compare", tmp_path / "hollow.yaml"], "has no PNG or JPEG in"),
+        "split of a task": (["data", "show", "mini", "--split", "test"], "leave --split out"),
+        "device to serve on": (["serve", "MODEL", "--device", "tpu9"], "device 'tpu9' cannot be used"),
+        "address to serve on": (["serve", "MODEL", "--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
         "task name": (["compare", tmp_path / "escape.yaml"], "file names"),
         "unreadable value": (["train", "mini", "--set", "tau2=[1"], "tau2=[1"),
         "context as a setting": (["train", "mini", "--set", "context=train"], "--context"),
@@ -190,23 +221,31 @@ CASES = [
     "unknown task", "unknown method", "unknown setting", "setting without a value", "dof in covariance form", "tau",
     "device", "task file", "model", "folder without records", "missing picture", "empty picture", "text as array",
     "NaN pixels", "other shape", "pickled objects", "values out of range", "task name", "unreadable value",
-    "context as a setting", "members",
+    "context as a setting", "members", "folder as task", "file as model", "folder of runs as model",
+    "folder without a model", "task of another shape", "task of other classes", "no method", "no class of the model",
+    "class without pictures", "split of a task", "device to serve on", "address to serve on",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_wrong_input_is_one_line_and_exit_code_two(case, trained, tmp_path):
+def test_wrong_input_is_one_line_and_exit_code_two(case, trained, tmp_path, monkeypatch, capsys):
+    """In this process: in one of its own each would wait for torch."""
+    from stfseb import cli
+
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     words, match = wrong(inputs)[case]
     model = trained[0] / "mini-map-seed0" / "model"
     out = tmp_path / "out"
-    words = [model if word == "MODEL" else word for word in words]
-    done = stfseb(*words, *(["--out", out] if words[0] in ("compare", "train") else []))
-    assert done.returncode == 2, done.stderr
-    assert match in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert "Traceback" not in done.stderr
+    words = [{"MODEL": model, "RUNS": trained[0]}.get(word, word) for word in words]
+    words += ["--out", out] if words[0] in ("compare", "train") else []
+    monkeypatch.setattr(sys, "argv", ["stfseb", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert match in said
+    assert len(said.strip().splitlines()) == 1, said
     assert not out.exists()
 
 

@@ -72,6 +72,7 @@ def compare(
     """
     from rich.console import Console
 
+    from stfseb.commands_paper import words
     from stfseb.data.tasks import load_task
     from stfseb.experiments import compare as comparison
     from stfseb.experiments.records import new_folder
@@ -82,7 +83,7 @@ def compare(
     data = load_task(task).load(context=context)
     overrides = _assignments(set_ or [])
     base = _config("", 0, {}, epochs, device)
-    runs = comparison.plan(methods.split(","), range(seeds), overrides, base)
+    runs = comparison.plan(list(words(methods)), range(seeds), overrides, base)
     comparison.check(data, runs)
     for note in data.notes:
         console.print(f"note: {note}", style="dim", highlight=False)
@@ -174,6 +175,7 @@ def evaluate(
     if task is None and name not in task_names():
         raise StfsebError(f"the model was trained on a task of your own, '{name}': give its file, --task {name}.yaml")
     data = load_task(name).load()
+    _check_suits(method.provenance, data)
     method.to(_device(device))
     found = evaluate_method(method, data.test, data.ood, samples=samples or data.task.training["test_samples"])
     if as_json:
@@ -321,7 +323,22 @@ def _check_alone_with_resume(given: typer.Context) -> None:
         own = parameter.name not in ("resume", "device", "quiet", "checkpoint_minutes")
         if own and source is not None and source.name == "COMMANDLINE":
             name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.opts[0].upper()
-            raise StfsebError(f"{name} cannot be given with --resume: the run in that folder has its own")
+            raise StfsebError(
+                f"{name} cannot be given with --resume: the run in that folder has its own; leave {name} out"
+            )
+
+
+def _check_suits(about: dict[str, Any], data: Any) -> None:
+    """Raise unless a task has images and classes of the kind that a model was trained on, as far as it says."""
+    shape, classes = list(data.test.images.shape[1:]), list(data.class_names)
+    if about.get("input", shape) != shape:
+        sizes = ["x".join(map(str, size)) for size in (shape, about["input"])]
+        raise StfsebError(f"--task {data.task.name} has images of {sizes[0]}, the model takes {sizes[1]}: give another")
+    if about.get("class_names", classes) != classes:
+        named = [
+            ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") for names in (classes, about["class_names"])
+        ]
+        raise StfsebError(f"--task {data.task.name} has the classes {named[0]}, the model {named[1]}: give another")
 
 
 def _check_fraction(option: str, value: float) -> None:

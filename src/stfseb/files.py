@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
         part.chmod(0o666 & ~_umask())
         part.replace(path)
     except OSError as error:
-        raise StfsebError(f"cannot write {path}: {error.strerror or error}") from error
+        raise StfsebError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -80,7 +80,9 @@ def read_json(path: Path, what: str) -> Any:
     except FileNotFoundError as error:
         raise StfsebError(f"{what} {path} does not exist") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StfsebError(f"{what} {path} cannot be read ({error}): it is damaged or not one of ours") from error
+        raise StfsebError(
+            f"{what} {path} cannot be read ({error}): it is damaged or not one of ours; remove or replace it"
+        ) from error
 
 
 def _umask() -> int:

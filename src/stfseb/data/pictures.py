@@ -28,7 +28,7 @@ def read_picture(path: Path, channels: int, size: int) -> Tensor:
         with path.open("rb") as file:
             return decode_picture(file, str(path), channels, size)
     except FileNotFoundError:
-        raise StfsebError(f"picture '{path}' does not exist") from None
+        raise StfsebError(f"picture '{path}' does not exist: give another") from None
     except OSError as error:
         raise StfsebError(f"picture '{path}' cannot be read ({error.strerror}): replace or remove it") from None
 
@@ -97,10 +97,10 @@ def picture_files(folder: Path) -> list[Path]:
 def read_unlabelled(name: str, folder: Path, channels: int, size: int) -> ImageSet:
     """Read every picture under a folder, without labels."""
     if not folder.is_dir():
-        raise StfsebError(f"{name}: folder '{folder}' does not exist")
+        raise StfsebError(f"{name}: folder '{folder}' does not exist: name one with pictures")
     paths = picture_files(folder)
     if not paths:
-        raise StfsebError(f"{name}: no PNG or JPEG under '{folder}'")
+        raise StfsebError(f"{name}: no PNG or JPEG under '{folder}': put some there, or name another folder")
     return ImageSet(name, read_pictures(paths, channels, size))
 
 
@@ -112,13 +112,15 @@ def read_classes(name: str, folder: Path, classes: Sequence[str], channels: int,
     if not here:
         raise StfsebError(f"{name}: '{folder}' has no class folders: put the pictures of each class in a folder")
     if strange := sorted(set(here) - set(classes)):
-        raise StfsebError(f"{name}: '{folder / strange[0]}' is no class of this task ({', '.join(classes)})")
+        raise StfsebError(
+            f"{name}: '{folder / strange[0]}' is no class of this task ({', '.join(classes)}): rename or remove it"
+        )
     paths: list[Path] = []
     labels: list[int] = []
     for label, title in enumerate(classes):
         pictures = picture_files(folder / title)
         if not pictures:
-            raise StfsebError(f"{name}: class '{title}' has no PNG or JPEG in '{folder / title}'")
+            raise StfsebError(f"{name}: class '{title}' has no PNG or JPEG in '{folder / title}': put some there")
         paths += pictures
         labels += [label] * len(pictures)
     return ImageSet(name, read_pictures(paths, channels, size), torch.tensor(labels), classes=tuple(classes))

@@ -36,6 +36,8 @@ def sheet_of(name: str, folder: Path, split: str | None = None, columns: int = 1
 
         return _class_sheet(readers.read(name, folder, chosen), f"{data_set.title}, {chosen}", columns, seed)
     if name in task_names() or name.endswith((".yaml", ".yml")):
+        if split is not None:
+            raise StfsebError(f"--split {split}: '{name}' is a task, of which all parts are shown; leave --split out")
         return _task_sheet(name, folder, columns, seed)
     raise unknown("data set or task", name, [*sets.all_sets(), *task_names()])
 

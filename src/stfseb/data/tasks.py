@@ -139,8 +139,16 @@ def load_task(name_or_path: str | Path) -> Task:
     from stfseb.data import task_files
 
     text = str(name_or_path)
+    path = Path(text).expanduser()
+    if path.is_dir() and (_is_file(text) or text not in task_files.built_in()["tasks"]):
+        raise StfsebError(
+            f"task '{text}' is a folder: give a YAML file that names it (train: {{folder: {text}}}, test, ...)"
+        )
     if _is_file(text):
-        return task_files.read_task_file(Path(text).expanduser())
+        if not path.exists():
+            names = ", ".join(task_names())
+            raise StfsebError(f"task file '{text}' does not exist: give the path of one, or a name ({names})")
+        return task_files.read_task_file(path)
     tasks = task_files.built_in()["tasks"]
     if text not in tasks:
         raise task_files.unknown_task(text, tasks)

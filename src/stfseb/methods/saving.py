@@ -57,8 +57,7 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
     Built-in networks are rebuilt; for any other module give a fresh instance as `net`.
     """
     folder = Path(path).expanduser()
-    if not folder.exists():
-        raise StfsebError(f"model folder {folder} does not exist")
+    _check_there(folder)
     meta = read_json(folder / "model.json", "model file")
     if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
         raise StfsebError(f"{folder / 'model.json'} is not a model description: it names no format")
@@ -85,6 +84,21 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
         raise StfsebError(f"the weights in {folder} do not fit {type(net).__name__}: {lines[:300]}") from error
     method.eval()
     return method
+
+
+def _check_there(folder: Path) -> None:
+    """Raise an error that leads to the model unless `folder` holds one."""
+    remedy = "give the folder that 'stfseb train', 'stfseb compare' or stfseb.save wrote"
+    if not folder.exists():
+        raise StfsebError(f"model folder {folder} does not exist: {remedy}")
+    if not folder.is_dir():
+        raise StfsebError(f"{folder} is a file, not a model folder: {remedy}")
+    if not (folder / "model.json").exists():
+        inside = sorted(path.parent for path in [*folder.glob("*/model.json"), *folder.glob("*/*/model.json")])
+        if inside:
+            others = f" or one of {len(inside) - 1} more" if len(inside) > 1 else ""
+            raise StfsebError(f"{folder} holds runs, not a model: give {inside[0]}{others}")
+        raise StfsebError(f"{folder} holds no model (model.json is missing): {remedy}")
 
 
 def _description(method: Method) -> dict[str, Any]:
@@ -116,7 +130,7 @@ def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
         if "network" not in meta["network"]:
             raise StfsebError(
                 f"the model's network is {meta['network'].get('class')}, which is not built in: "
-                "give a fresh instance, load(path, net=...)"
+                "in Python give a fresh instance, load(path, net=...), see docs/own-network.md"
             )
         net = build(meta["network"])
     net = net.to(getattr(torch, meta["dtype"]))
@@ -135,7 +149,9 @@ def _read_weights(folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
     if file.parent != folder or not file.is_file():
         raise StfsebError(f"weights file {file} is missing: copy the whole model folder")
     if hashlib.sha256(file.read_bytes()).hexdigest() != meta["weights"]["sha256"]:
-        raise StfsebError(f"weights file {file} is damaged or truncated: its checksum differs from model.json's")
+        raise StfsebError(
+            f"weights file {file} is damaged or truncated (its checksum is not model.json's): copy the folder again"
+        )
     try:
         return load_file(file)
     except SafetensorError as error:

@@ -26,9 +26,11 @@ def serve(
         from stfseb.serving.app import LOOPBACK, ServiceLimits, create_app
     except ImportError as error:
         raise StfsebError(f"{error.name} is not installed: pip install 'stfseb[serve]'") from error
+    from stfseb.experiments.run import usable_device
     from stfseb.methods.saving import load
 
-    method = load(model).to(device)
+    method = load(model).to(usable_device(device))
+    _check_address(host, port)
     local = host in LOOPBACK
     app = create_app(
         method,
@@ -50,3 +52,19 @@ def serve(
         timeout_graceful_shutdown=5,
     )
     uvicorn.Server(config).run()
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise an error that names the address unless one can listen there."""
+    import socket
+
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise StfsebError(
+            f"--host {host} --port {port}: {said}: give another port (0: any free one), or an address of this machine"
+        ) from None
