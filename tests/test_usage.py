@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from stfseb import cli
+from stfseb.ranges import RangeWarning
 
 
 def leaves(command, path=()):
@@ -174,3 +175,10 @@ def test_other_errors_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(cli, "app", broken)
     with pytest.raises(KeyError, match="a fault of ours"):
         cli.main()
+
+
+def test_our_warnings_are_one_line_and_others_keep_their_place():
+    ours = cli._format_warning(RangeWarning("wide"), RangeWarning, "inside.py", 3)
+    assert ours == "stfseb: warning: wide\n"
+    theirs = cli._format_warning(UserWarning("theirs"), UserWarning, "theirs.py", 4)
+    assert theirs.startswith("theirs.py:4: UserWarning: theirs")

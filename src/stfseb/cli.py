@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -359,8 +360,21 @@ def _config(method: str, seed: int, settings: dict[str, Any], epochs: int | None
     return RunConfig(method=method, seed=seed, settings=settings, training=training, device=_device(device))
 
 
+_format_others = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return our own warnings as a line without the place in the code, others as ever."""
+    if category.__module__.startswith("stfseb."):
+        return f"stfseb: warning: {message}\n"
+    return _format_others(message, category, filename, lineno, line)
+
+
 def main() -> None:
     """Run the command line; the user's own mistakes end in one line and exit code 2, signals in 130 or 143."""
+    warnings.formatwarning = _format_warning
     try:
         code = app(prog_name="stfseb", standalone_mode=False)
     except Exception as error:

@@ -29,12 +29,12 @@ from stfseb.errors import StfsebError, unknown
 from stfseb.files import replacing
 from stfseb.inputs import as_tensor, scaled
 from stfseb.likelihoods import Classification, MultiLabel
-from stfseb.methods.base import check_count
 from stfseb.methods.calibrated import PROBABILITIES, tempered
 from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.map import MAP
 from stfseb.methods.mc_dropout import DropoutMethod
 from stfseb.methods.mean_field import MeanFieldMethod
+from stfseb.methods.settings import check_count
 from stfseb.networks.dropout import Block, NoDropout
 from stfseb.networks.folding import FoldedNetwork, deterministic
 from stfseb.networks.functional import call_with, places

@@ -202,3 +202,12 @@ def test_numpy_settings_are_saved(tmp_path):
 
     method = MCDropout(SmallCNN(hidden=4), sigma=np.float32(0.5), samples=np.int64(3))
     assert load(save(method, tmp_path / "m")).settings.samples == 3
+
+
+def test_a_key_that_load_does_not_know_is_refused_before_anything_is_written(tmp_path):
+    class Mine(MCDropout):
+        key = "mine"
+
+    with pytest.raises(StfsebError, match="Mine has the key 'mine', which load does not know"):
+        save(Mine(SmallCNN()), tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -258,9 +258,9 @@ def test_a_failed_capture_leaves_no_trace(data, context, captures, monkeypatch):
 @pytest.mark.parametrize(
     ("fails", "kind", "words"),
     [
-        ((), CapturedEngine, "captured, float32, compiled"),
-        ((True,), CapturedEngine, "captured, float32 (compilation failed: RuntimeError: no compiler)"),
-        ((True, False), EagerEngine, "eager, float32 (capture failed: RuntimeError: no compiler)"),
+        ((), CapturedEngine, "captured, float64, compiled"),
+        ((True,), CapturedEngine, "captured, float64 (compilation failed: RuntimeError: no compiler)"),
+        ((True, False), EagerEngine, "eager, float64 (capture failed: RuntimeError: no compiler)"),
     ],
 )
 def test_the_fastest_engine_that_runs_is_taken_and_said(data, captures, monkeypatch, caplog, fails, kind, words):
@@ -481,9 +481,10 @@ def test_bad_arguments_of_a_population_are_named(data, given, match):
 
 
 def test_engine_says_what_it_is(data):
-    method = MAP(make_net())
-    engine = make_engine(method, ResidentBatches(*data, 10, 0, CPU), make_optimiser(method))
-    assert engine.description == "eager, float32"
+    for kind in (torch.float32, torch.float64):
+        method = MAP(make_net().to(kind))
+        engine = make_engine(method, ResidentBatches(data[0].to(kind), data[1], 10, 0, CPU), make_optimiser(method))
+        assert engine.description == f"eager, {str(kind).removeprefix('torch.')}"
 
 
 def test_words_hold_all_lanes():

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from stfseb.errors import StfsebError
 from stfseb.evaluation.evaluate import SamplesLogits, batch_size_of, metrics_of, predict_groups, unfamiliar_sets
 from stfseb.likelihoods import Classification
-from stfseb.methods.base import Method, check_count
+from stfseb.methods.base import Method
+from stfseb.methods.settings import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

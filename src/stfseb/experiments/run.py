@@ -15,11 +15,11 @@ from stfseb.evaluation.evaluate import assess
 from stfseb.evaluation.gallery import gallery
 from stfseb.experiments.machine import PeakMemory, code_version, machine
 from stfseb.experiments.records import write_record
-from stfseb.methods.base import check_count
 from stfseb.methods.decisions import HELD_OUT
 from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.registry import key_of, method_class
 from stfseb.methods.saving import save
+from stfseb.methods.settings import check_count
 from stfseb.networks.cnn import DeepCNN, SmallCNN
 from stfseb.training.fit import FitResult, fit
 
@@ -180,7 +180,7 @@ def evaluate_and_record(
         with suppress(StfsebError):  # too few validation images to promise that
             set_rule(share)
     evaluation = assess(method, data.test, data.ood, samples=training["test_samples"])
-    method.provenance = provenance(data)
+    method.provenance.update(provenance(data))
     save(method, folder / "model")
     record = {
         "id": folder.name,

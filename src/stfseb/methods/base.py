@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import asdict, fields
-from numbers import Integral, Real
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from stfseb.errors import StfsebError, unknown
+from stfseb.errors import StfsebError
 from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_seed, check_sizes, scaled
 from stfseb.likelihoods import Categorical, Likelihood, Regression
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
+from stfseb.methods.settings import check_count
 from stfseb.networks.folding import deterministic
 from stfseb.ranges import SeenRange
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from stfseb.methods.context import Context, Draw
+    from stfseb.methods.settings import Settings
 
 # Rows in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
 _ROWS = {"cpu": 4096, "cuda": 65536}
@@ -46,61 +47,6 @@ class Terms(NamedTuple):
     def total(self) -> Tensor:
         """Return the sum that is minimised."""
         return self.data + self.function + self.weights
-
-
-class Settings:
-    """Base of the frozen dataclasses that hold a method's settings."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON knows them (infinity as a string)."""
-        values = {k: v.item() if hasattr(v, "item") else v for k, v in asdict(self).items()}  # type: ignore[call-overload]
-        return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Return the names of the settings."""
-        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
-
-    @classmethod
-    def plain(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return some of the settings as JSON knows them, equal ones written alike; an unknown name is refused.
-
-        Their values are not judged: that is done where they are used.
-        """
-        kinds = {field.name: str(field.type) for field in fields(cls)}  # type: ignore[arg-type]
-        for name in given:
-            if name not in kinds:
-                raise unknown("setting", name, kinds)
-        return {name: _plain(value, kinds[name]) for name, value in given.items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Any:
-        """Undo `as_dict`."""
-        return cls(**{k: math.inf if v == "inf" else v for k, v in values.items()})
-
-
-def _plain(value: Any, kind: str) -> Any:
-    """Return a number as its field's type has it: 3.0 where it is a float, 3 where it may also be a count or a word."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return value
-    number = float(value)
-    if number == math.inf:
-        return "inf"
-    return int(number) if number.is_integer() and kind not in ("float", "float | None") else number
-
-
-def check_positive(**values: Any) -> None:
-    """Raise for the first value that is not a positive, finite number."""
-    for name, value in values.items():
-        if not isinstance(value, Real) or not (math.isfinite(value) and float(value) > 0):
-            raise StfsebError(f"{name}={value}: must be a positive number")
-
-
-def check_count(**values: Any) -> None:
-    """Raise for the first value that is not a whole number of at least 1."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-            raise StfsebError(f"{name}={value}: must be a whole number of at least 1")
 
 
 class Method(DecidingMixin, nn.Module, ABC):

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
-from stfseb.methods.base import Method, Settings, Terms
+from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import generator
 from stfseb.methods.registry import method_class
+from stfseb.methods.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

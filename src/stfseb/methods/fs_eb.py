@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.methods.base import Settings, Terms, check_count, check_positive
+from stfseb.methods.base import Terms
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import check_functional_scale, function_weight
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
+from stfseb.methods.settings import Settings, check_count, check_positive
 from stfseb.weight_prior import WeightPrior
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from torch.func import jvp
 
 from stfseb.errors import StfsebError, unknown
 from stfseb.likelihoods import Categorical
-from stfseb.methods.base import Settings, Terms, check_count, check_positive
+from stfseb.methods.base import Terms
 from stfseb.methods.chain_linearisation import ChainLinearisation, chain_linearisation
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.divergence import GaussianDivergence, with_gradients
@@ -38,6 +38,7 @@ from stfseb.methods.kernel_fit import KernelFit, cached_fit
 from stfseb.methods.linearisation import Linearisation
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
 from stfseb.methods.memory import available_bytes
+from stfseb.methods.settings import Settings, check_count, check_positive
 from stfseb.networks.dropout import NoDropout
 from stfseb.networks.functional import call_with
 

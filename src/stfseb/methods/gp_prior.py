@@ -12,8 +12,8 @@ from torch.func import vmap
 from stfseb.distributions import workplace
 from stfseb.errors import StfsebError, unknown
 from stfseb.kernels import RBF, Kernel, Matern
-from stfseb.methods.base import check_positive
 from stfseb.methods.kernel_fit import SMOOTHNESS
+from stfseb.methods.settings import check_positive
 
 if TYPE_CHECKING:
     from stfseb.methods.kernel_fit import FittedKernel

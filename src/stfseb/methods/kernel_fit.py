@@ -30,8 +30,8 @@ from stfseb.data.images import fingerprint
 from stfseb.errors import DivergedError, StfsebError, unknown
 from stfseb.files import read_json, write_json
 from stfseb.inputs import scaled
-from stfseb.methods.base import check_count, check_positive
 from stfseb.methods.context import generator
+from stfseb.methods.settings import check_count, check_positive
 
 SMOOTHNESS: dict[str, float] = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5, "rbf": math.inf}
 _STREAM = 7  # of the subsets; the fit is a function of the data and its settings, not of a run's seed

@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stfseb.methods.base import Method, Settings, Terms, check_positive
+from stfseb.methods.base import Method, Terms
+from stfseb.methods.settings import Settings, check_positive
 from stfseb.networks.folding import deterministic
 from stfseb.weight_prior import WeightPrior
 

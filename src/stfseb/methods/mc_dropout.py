@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from stfseb.errors import StfsebError
-from stfseb.methods.base import Method, Settings, Terms, check_count, check_positive
+from stfseb.methods.base import Method, Terms
+from stfseb.methods.settings import Settings, check_count, check_positive
 from stfseb.networks.dropout import Block, check_has_dropout, module_rates
 from stfseb.networks.folding import FoldedNetwork
 from stfseb.weight_prior import WeightPrior

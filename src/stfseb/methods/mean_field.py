@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.methods.base import Method, Settings, check_count, check_positive, evaluating
+from stfseb.methods.base import Method, evaluating
 from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.perturbed import FLIPOUT, LOCAL, PerturbedLayers, covered
+from stfseb.methods.settings import Settings, check_count, check_positive
 from stfseb.networks.dropout import NoDropout
 from stfseb.networks.folding import deterministic, has_batch_statistics, single
 from stfseb.networks.functional import call_with, places

@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stfseb.methods.base import Settings, Terms, check_positive
+from stfseb.methods.base import Terms
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
+from stfseb.methods.settings import Settings, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,9 +21,10 @@ import torch.nn.functional as F
 
 from stfseb.errors import StfsebError
 from stfseb.likelihoods import Categorical
-from stfseb.methods.base import Settings, Terms, check_count, check_positive, evaluating
+from stfseb.methods.base import Terms, evaluating
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
+from stfseb.methods.settings import Settings, check_count, check_positive
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
 from stfseb.weight_prior import WeightPrior

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from stfseb.errors import StfsebError
 from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_pixels, check_seed, scaled
-from stfseb.methods.base import Method, check_count, evaluating
+from stfseb.methods.base import Method, evaluating
 from stfseb.methods.calibrated import tempered
 from stfseb.methods.mc_dropout import DropoutMethod
+from stfseb.methods.settings import check_count
 from stfseb.networks.capturing import capturing
 from stfseb.networks.layout import CardLayout
 from stfseb.networks.precision import resolve, running

@@ -20,7 +20,7 @@ from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError
 from stfseb.files import alone_in, read_json, write_bytes, write_json
 from stfseb.likelihoods import from_spec
-from stfseb.methods.registry import method_class
+from stfseb.methods.registry import KEYS, method_class
 from stfseb.networks.registry import build
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def save(method: Method, path: str | Path) -> Path:
     folder = Path(path).expanduser()
     if folder.is_file():
         raise StfsebError(f"{folder} is a file: give the name of a folder")
+    _check_known(method)
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in method.state_dict().items()}
     content = serialise(tensors)
     digest = hashlib.sha256(content).hexdigest()
@@ -99,6 +100,13 @@ def _check_there(folder: Path) -> None:
             others = f" or one of {len(inside) - 1} more" if len(inside) > 1 else ""
             raise StfsebError(f"{folder} holds runs, not a model: give {inside[0]}{others}")
         raise StfsebError(f"{folder} holds no model (model.json is missing): {remedy}")
+
+
+def _check_known(method: Method) -> None:
+    """Raise for a method whose key `load` would not find."""
+    if method.key not in KEYS:
+        name = type(method).__name__
+        raise StfsebError(f"{name} has the key '{method.key}', which load does not know: give it its parent's")
 
 
 def _description(method: Method) -> dict[str, Any]:

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 from stfseb.distributions import PARAMETRISATIONS, Parametrisation
 from stfseb.errors import StfsebError, unknown
-from stfseb.methods.base import Settings, Terms, check_count, check_positive, evaluating
+from stfseb.methods.base import Terms, evaluating
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import PriorMean, check_functional_scale, function_weight, name_of
 from stfseb.methods.learning import COVARIANCE_DOF, DOF, SCALE, VARIANCE, Learnt, checked_names
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
+from stfseb.methods.settings import Settings, check_count, check_positive
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
 from stfseb.weight_prior import WeightPrior

@@ -46,6 +46,11 @@ class Engine(Protocol):
         ...
 
 
+def _said(method: Method, precision: str) -> str:
+    """Return the precision in words; "float32" leaves a network of float64 as it is."""
+    return "float64" if method.like.dtype == torch.float64 and precision == "float32" else precision
+
+
 class EagerEngine:
     """One objective, one backward pass, one update at a time: for everything that cannot be captured."""
 
@@ -53,7 +58,7 @@ class EagerEngine:
         self, method: Method, batches: Batches, optimiser: torch.optim.Optimizer, precision: str, why: str = ""
     ) -> None:
         self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
-        self.description = f"eager, {precision}" + (f" ({why})" if why else "")
+        self.description = f"eager, {_said(method, precision)}" + (f" ({why})" if why else "")
         self.folds = Folds(method)
         self.made, self.sums = 0, torch.zeros(3, dtype=torch.float64)  # steps of this epoch, and their terms
         self._left: tuple[int, Tensor, Callable[[], None]] | None = None
@@ -119,7 +124,7 @@ class CapturedEngine:
         compiled: bool,
     ) -> None:
         self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
-        self.description = f"captured, {precision}" + (", compiled" if compiled else "")
+        self.description = f"captured, {_said(method, precision)}" + (", compiled" if compiled else "")
         full, rest = divmod(batches.num_data, batches.batch_size)
         before = copy.deepcopy(method.state_dict())
         drawn = 0 if method.context is None else method.context.step

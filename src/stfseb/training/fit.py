@@ -15,10 +15,10 @@ import torch
 
 from stfseb.errors import DivergedError, StfsebError
 from stfseb.likelihoods import Categorical
-from stfseb.methods.base import Method, check_count
 from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
 from stfseb.methods.learning import LearningWarning
+from stfseb.methods.settings import check_count
 from stfseb.training.batches import Augment, make_batches, split_off
 from stfseb.training.interrupts import Interrupted
 from stfseb.training.loop import FitResult, Protocol, Training, check_split, validation_batches
@@ -27,6 +27,8 @@ from stfseb.training.resuming import resumed_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from stfseb.methods.base import Method
 
 __all__ = ["CollapseWarning", "DivergedError", "FitResult", "Interrupted", "fit"]
 
@@ -149,7 +151,8 @@ def _collapsed(training: Training) -> bool:
         return False
     warnings.warn(
         f"{method.label} collapsed to a constant predictor (validation NLL {result.best_validation_nll:.3f}, "
-        f"chance is {chance:.3f}): try another seed, a larger sigma or tau2, or a lower learning rate",
+        f"chance is {chance:.3f}): train longer if these were few steps; else try another seed, a larger sigma or "
+        "tau2, or a lower learning rate",
         CollapseWarning,
         stacklevel=4,
     )

@@ -16,8 +16,9 @@ import torch
 
 from stfseb.errors import DivergedError, StfsebError
 from stfseb.inputs import check_fits, check_pixels
-from stfseb.methods.base import Method, Terms, check_count, check_positive
+from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import generator
+from stfseb.methods.settings import check_count, check_positive
 from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
 from stfseb.training.batches import Batches, LoaderBatches, ResidentBatches

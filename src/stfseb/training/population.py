@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stfseb.errors import DivergedError, StfsebError
-from stfseb.methods.base import Method, check_count
+from stfseb.methods.settings import check_count
 from stfseb.training.batches import Augment, ResidentBatches, as_pair
 from stfseb.training.engine import CapturedEngine, worth_compiling
 from stfseb.training.fit import conclude
@@ -31,6 +31,8 @@ from stfseb.training.loop import FitResult, Protocol, Training, check_split
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from stfseb.methods.base import Method
 
 _VALIDATION_ROWS = 1024
 _RUNS = 3  # that a place is expected to see, of which nobody knows how many are to come

@@ -1,0 +1,65 @@
+"""A method's settings, and the checks that they share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields
+from numbers import Integral, Real
+from typing import Any
+
+from stfseb.errors import StfsebError, unknown
+
+
+class Settings:
+    """Base of the frozen dataclasses that hold a method's settings."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON knows them (infinity as a string)."""
+        values = {k: v.item() if hasattr(v, "item") else v for k, v in asdict(self).items()}  # type: ignore[call-overload]
+        return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the settings."""
+        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return some of the settings as JSON knows them, equal ones written alike; an unknown name is refused.
+
+        Their values are not judged: that is done where they are used.
+        """
+        kinds = {field.name: str(field.type) for field in fields(cls)}  # type: ignore[arg-type]
+        for name in given:
+            if name not in kinds:
+                raise unknown("setting", name, kinds)
+        return {name: _plain(value, kinds[name]) for name, value in given.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Any:
+        """Undo `as_dict`."""
+        return cls(**{k: math.inf if v == "inf" else v for k, v in values.items()})
+
+
+def _plain(value: Any, kind: str) -> Any:
+    """Return a number as its field's type has it: 3.0 where it is a float, 3 where it may also be a count or a word."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    number = float(value)
+    if number == math.inf:
+        return "inf"
+    return int(number) if number.is_integer() and kind not in ("float", "float | None") else number
+
+
+def check_positive(**values: Any) -> None:
+    """Raise for the first value that is not a positive, finite number."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not (math.isfinite(value) and float(value) > 0):
+            raise StfsebError(f"{name}={value}: must be a positive number")
+
+
+def check_count(**values: Any) -> None:
+    """Raise for the first value that is not a whole number of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+            raise StfsebError(f"{name}={value}: must be a whole number of at least 1")
