@@ -189,6 +189,8 @@ def wrong(tmp_path):
         "other shape": (["predict", "MODEL", tmp_path / "shape.npy"], "shape"),
         "values out of range": (["predict", "MODEL", tmp_path / "minus.npy"], "-5"),
         "folder as task": (["compare", tmp_path], "is a folder: give a YAML file that names it"),
+        "nobody's home as task": (["compare", "~nobody-there"], "task '~nobody-there'"),
+        "long name as task": (["compare", "a" * 300], "task 'aaa"),
         "file as model": (
             ["evaluate", tmp_path / "text.npy"],
             "text.npy is a file, not a model folder: give the folder",
@@ -208,7 +210,8 @@ def wrong(tmp_path):
         "class without pictures": (["compare", tmp_path / "hollow.yaml"], "has no PNG or JPEG in"),
         "split of a task": (["data", "show", "mini", "--split", "test"], "leave --split out"),
         "device to serve on": (["serve", "MODEL", "--device", "tpu9"], "device 'tpu9' cannot be used"),
-        "address to serve on": (["serve", "MODEL", "--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
+        "address to serve on": (["serve", "MODEL", "--host", "192.0.2.1"], "--host 192.0.2.1"),
+        "name to serve on": (["serve", "MODEL", "--host", "a..b"], "--host a..b"),
         "task name": (["compare", tmp_path / "escape.yaml"], "file names"),
         "unreadable value": (["train", "mini", "--set", "tau2=[1"], "tau2=[1"),
         "context as a setting": (["train", "mini", "--set", "context=train"], "--context"),

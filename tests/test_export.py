@@ -230,13 +230,24 @@ def test_command_writes_onnx(tmp_path):
 
 
 def test_as_many_samples_as_the_thresholds_that_go_along():
-    from stfseb.export import predictor
+    from stfseb.export import _exported, predictor
 
     torch.manual_seed(0)
     method = stfseb.MCDropout(cnn(), samples=2)
     x = torch.rand(40, 1, 28, 28)
     method.ood_threshold(0.1, x, samples=6)
+    _, about = _exported(method, None, "inside", 0, x, "probabilities")
+    assert about["samples"] == 6
     module, _ = predictor(method, example=x)
     samples, prediction = module(x)
     assert len(samples) == 6
     torch.testing.assert_close(prediction, method.decide(x).prediction)
+
+
+def test_samples_that_are_all_the_same_are_exported_once():
+    from stfseb.export import predictor
+
+    method = stfseb.MAP(cnn())
+    x = torch.rand(40, 1, 28, 28)
+    method.ood_threshold(0.1, x, samples=6)
+    assert len(predictor(method, example=x)[0](x)[0]) == 1

@@ -14,7 +14,9 @@ def export(
     model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX to this file.")] = None,
     program: Annotated[Path | None, typer.Option(help="Write a torch.export program (.pt2) to this file.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the model's.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Monte Carlo samples; by default those of its thresholds.")
+    ] = None,
     masks: Annotated[
         str, typer.Option(help="inside: the masks of --seed are constants; input: the caller feeds them.")
     ] = "inside",

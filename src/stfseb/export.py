@@ -158,8 +158,7 @@ def predictor(
 
     Its samples are those of `method.sample_logits(x, samples, seed=seed)`.
     """
-    samples = method.rule_draw()[0] if samples is None else samples  # thresholds go along: they are of that many
-    check_count(samples=samples)
+    samples = _count(method, samples)
     if values not in VALUES:
         raise unknown("values", values, VALUES)
     calibration = method.calibration.get(PROBABILITIES, {})
@@ -223,7 +222,8 @@ def export_onnx(
     Args:
         method: a trained method; it is left as it is.
         path: the file to write.
-        samples: S, fixed in the graph (by default those of the method's rules, else its own).
+        samples: S, fixed in the graph (by default those of its rules, else of validation, else its own; one where all
+            are the same).
         masks: "inside" (constants: the S functions of `seed`) or "input" (inputs mask0, mask1, ... beside x; those
             of a seed come from `masks_for`). Methods without dropout have S sets of weights inside.
         seed: of the masks or weights inside.
@@ -276,11 +276,23 @@ def _exported(
         "outputs": ["samples", "prediction"],
         "input": list(x.shape[1:]),
         "values": values,
-        "samples": method.samples if samples is None else samples,
+        "samples": _count(method, samples),
         "seed": None if inputs else seed,
         "class_names": method.provenance.get("class_names"),
         "rules": {name: method.calibration[name] for name in ("unfamiliar", "abstain") if name in method.calibration},
     }
+
+
+def _count(method: Method, samples: int | None) -> int:
+    """Return S: by default that of the rules, since thresholds go along; one where all samples are the same."""
+    if samples is None:
+        samples = method.samples if _is_point(method) else method.rule_draw()[0]
+    check_count(samples=samples)
+    return samples
+
+
+def _is_point(method: Method) -> bool:
+    return isinstance(method, MAP) or bool(getattr(method, "point", False))
 
 
 def _sampler(method: Method, samples: int, seed: int, x: Tensor) -> _Sampler:
@@ -294,7 +306,7 @@ def _sampler(method: Method, samples: int, seed: int, x: Tensor) -> _Sampler:
             f"{method.label} with prediction='{method.settings.prediction}' predicts with derivatives of the "
             "network, which are not exported: use prediction='network'"
         )
-    if isinstance(method, MAP) or getattr(method, "point", False):
+    if _is_point(method):
         return _Point(method.net, samples)
     if isinstance(method, MeanFieldMethod):
         return _Weighted(method, samples, seed)

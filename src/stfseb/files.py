@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -32,7 +33,9 @@ def replacing(path: Path) -> Iterator[Path]:
         part.chmod(0o666 & ~_umask())
         part.replace(path)
     except OSError as error:
-        raise StfsebError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space or choose another disk" if full else "choose another name"
+        raise StfsebError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -168,6 +168,8 @@ EXTREME = {
     "below normal numbers": np.array([5e-324, 1e-322, 0.0, 4e-320]),
     "heavier than any t": np.exp(50 * np.random.default_rng(0).standard_normal(500)),
     "no spread": np.full(50, 3.0),
+    "a third far smaller": np.square(np.random.default_rng(1).standard_normal(1000)) * np.r_[[1e-8] * 300, [1.0] * 700],
+    "two values far apart": np.array([1e-320, 1e300]),
 }
 
 

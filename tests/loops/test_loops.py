@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from two_processes import NUM_DATA, ROWS, batch, make
+from two_processes import NUM_DATA, OURS, ROWS, batch, make
 
 from stfseb import MLP, STFSEB, SmallCNN
 from stfseb.likelihoods import GaussianRegression, StudentTRegression
@@ -38,7 +38,9 @@ def together(kind, out):
     command = [sys.executable, script, kind]
     processes = [subprocess.Popen([*command, str(rank), port, out]) for rank in (0, 1)]
     try:
-        return processes[0].wait(timeout=120) == 0
+        code = processes[0].wait(timeout=120)
+        assert code != OURS, "the step itself failed"
+        return code == 0
     except subprocess.TimeoutExpired:
         return False
     finally:

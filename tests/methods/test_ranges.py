@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from stfseb import MAP, MLP, MCDropout, Predictor, SmallCNN, evaluate, fit, fit_population, load, save
+from stfseb import MAP, MLP, Ensemble, MCDropout, Predictor, SmallCNN, evaluate, fit, fit_population, load, save
 from stfseb.inputs import check_pixels
 from stfseb.likelihoods import GaussianRegression
 from stfseb.ranges import FAR, RangeWarning
@@ -149,3 +149,11 @@ def test_an_untrained_method_says_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         MCDropout(SmallCNN()).predict_proba(PIXELS.float(), samples=1)
+
+
+def test_an_ensemble_of_trained_members_knows_their_range():
+    members = [MAP(MLP(2, 2)) for _ in range(3)]
+    members[0].seen.learn((0.0, 0.9))
+    members[1].seen.learn((-0.1, 0.5))
+    assert Ensemble(members).seen.span == (-0.1, 0.9)
+    assert Ensemble([MAP(MLP(2, 2)) for _ in range(2)]).seen.span is None

@@ -88,7 +88,7 @@ def test_a_save_that_fails_leaves_the_old_model(model, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StfsebError, match="No space left"):
+    with pytest.raises(StfsebError, match="No space left on device; free some space"):
         save(method, folder)
     monkeypatch.undo()
     assert torch.equal(load(folder).net.output.bias, before)

@@ -19,7 +19,7 @@ def kernels(monkeypatch):
     return module
 
 
-@pytest.mark.parametrize("reason", ["OutOfResources", "CompilationError"])
+@pytest.mark.parametrize("reason", ["OutOfResources", "CompilationError", "PTXASError"])
 def test_a_card_that_cannot_run_a_kernel_is_asked_once_for_each_size(kernels, reason, caplog):
     asked = []
 
@@ -34,6 +34,14 @@ def test_a_card_that_cannot_run_a_kernel_is_asked_once_for_each_size(kernels, re
     assert caplog.text.count(f"cannot run here ({reason}): a slower one instead") == 1
     assert card_kernels.on_card("made_up_kernels", "product", (32,), "a slower one", 2) is None
     assert asked == [1, 2]
+
+
+def test_a_kernel_without_instructions_on_this_card_is_not_used(kernels):
+    def fail():
+        raise RuntimeError("PassManager::run failed")
+
+    kernels.product = fail
+    assert card_kernels.on_card("made_up_kernels", "product", (), "a slower one") is None
 
 
 def test_other_errors_are_not_hidden(kernels):

@@ -139,8 +139,12 @@ def load_task(name_or_path: str | Path) -> Task:
     from stfseb.data import task_files
 
     text = str(name_or_path)
-    path = Path(text).expanduser()
-    if path.is_dir() and (_is_file(text) or text not in task_files.built_in()["tasks"]):
+    try:
+        path = Path(text).expanduser()
+        folder = path.is_dir()
+    except (OSError, RuntimeError):  # too long a name, or nobody's home
+        raise task_files.unknown_task(text, task_files.built_in()["tasks"]) from None
+    if folder and (_is_file(text) or text not in task_files.built_in()["tasks"]):
         raise StfsebError(
             f"task '{text}' is a folder: give a YAML file that names it (train: {{folder: {text}}}, test, ...)"
         )

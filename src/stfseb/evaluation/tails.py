@@ -79,14 +79,16 @@ def fit_tails(quadratic: ArrayLike, dimension: int = 1, *, name: str = "", level
 
     # In logarithms throughout: squares reach from 1e-308 to 1e308, their sums and ratios further.
     logs = np.log(c[c > 0])
-    unit = float(logsumexp(logs)) - math.log(
-        len(logs) * dimension
-    )  # the Gaussian's log s^2; the rest is relative to it
+    # The Gaussian's log s^2; the rest is relative to it.
+    unit = float(logsumexp(logs)) - math.log(len(logs) * dimension)
     profile = _Profile(logs - unit, dimension)
-    inner = minimize_scalar(
-        lambda a: -profile(a), bounds=(math.log(_LOWEST), math.log(_HIGHEST)), method="bounded", options={"xatol": 1e-4}
-    )
-    best, top = float(inner.x), -float(inner.fun)
+    # A sample of two scales has a maximum for either: the search begins at the best of a few places.
+    places = np.linspace(math.log(_LOWEST), math.log(_HIGHEST), 25)
+    heights = [profile(float(place)) for place in places]
+    near = int(np.argmax(heights))
+    bounds = float(places[max(near - 1, 0)]), float(places[min(near + 1, len(places) - 1)])
+    inner = minimize_scalar(lambda a: -profile(a), bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    best, top = max((float(inner.x), -float(inner.fun)), (float(places[near]), heights[near]), key=lambda at: at[1])
     gaussian = profile.gaussian()
     at_end = best > math.log(_HIGHEST) - 1e-3 or top < gaussian
     if at_end:

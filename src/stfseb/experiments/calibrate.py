@@ -43,7 +43,7 @@ def calibrate_model(
     images = read_labelled(method, where)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     rest = images
-    samples, _ = method._draw_of(UNFAMILIAR)
+    samples, _ = method.draw_of(UNFAMILIAR)
     if probabilities is not None:
         half = len(images) // 2
         calibrate(method, images.take(order[:half]), probabilities, samples=samples)

@@ -136,7 +136,7 @@ class DecidingMixin:
         Samples and seed are those of the rules unless given (without rules, those of `fit`'s validation). A rule that
         was never set applies to no input.
         """
-        draws = [self._draw_of(name) for name in (ABSTAIN, UNFAMILIAR)]
+        draws = [self.draw_of(name) for name in (ABSTAIN, UNFAMILIAR)]
         found = []
         for own_samples, own_seed in dict.fromkeys(draws):  # one pass, unless the rules were set with different draws
             parts = self._over_rows(
@@ -145,7 +145,8 @@ class DecidingMixin:
             found.append(Decisions(*(torch.cat(column) for column in zip(*parts, strict=True))))
         return found[0] if len(found) == 1 else found[0]._replace(unfamiliar=found[1].unfamiliar)
 
-    def _draw_of(self: Any, name: str) -> tuple[int, int]:
+    def draw_of(self: Any, name: str) -> tuple[int, int]:
+        """Return the samples and the seed of a rule, else of the other one, of validation, or the method's own."""
         other = UNFAMILIAR if name == ABSTAIN else ABSTAIN
         known: dict[str, Any] = self.calibration
         rule = known.get(name) or known.get(other) or known.get(HELD_OUT) or {}
@@ -153,11 +154,12 @@ class DecidingMixin:
 
     def rule_draw(self: Any) -> tuple[int, int]:
         """Return the samples and the seed that the rules were set with: decisions should take the same."""
-        one: tuple[int, int] = self._draw_of(ABSTAIN)
-        other = self._draw_of(UNFAMILIAR)
+        one: tuple[int, int] = self.draw_of(ABSTAIN)
+        other = self.draw_of(UNFAMILIAR)
         if one != other:
             raise StfsebError(
-                f"abstain was set with (samples, seed) = {one} and ood_threshold with {other}: set both with the same"
+                f"abstain was set with (samples, seed) = {one} and ood_threshold with {other}: set both with the same, "
+                "or give samples"
             )
         return one
 

@@ -65,6 +65,9 @@ class Ensemble(Method):
         for member in members:
             member.likelihood = members[0].likelihood
         super().__init__(nn.ModuleList(members), settings, members[0].likelihood)
+        spans = [member.seen.span for member in members if member.seen.span is not None]
+        if spans:
+            self.seen.learn((min(low for low, _ in spans), max(high for _, high in spans)))
         specs = [getattr(member.net, "spec", None) for member in members]
         if all(isinstance(spec, dict) for spec in specs):
             self.net.spec = {"network": "list", "members": specs}  # type: ignore[assignment]

@@ -8,7 +8,9 @@ from typing import Any
 
 log = logging.getLogger("stfseb")
 
-_CANNOT = ("OutOfResources", "CompilationError", "ImportError", "ModuleNotFoundError")  # by name: Triton may be missing
+# By name, as Triton may be missing.
+_CANNOT = ("OutOfResources", "CompilationError", "PTXASError", "ImportError", "ModuleNotFoundError")
+_LOWERING = "PassManager::run failed"  # what Triton says in a RuntimeError where it knows no instruction for a card
 _refused: set[tuple[Any, ...]] = set()
 
 
@@ -30,7 +32,7 @@ def on_card(module: str, name: str, key: tuple[Any, ...], instead: str, *args: A
     try:
         return getattr(import_module(module), name)(*args)
     except Exception as error:
-        if type(error).__name__ not in _CANNOT:
+        if type(error).__name__ not in _CANNOT and _LOWERING not in str(error):
             raise
         _refused.add(asked)
         log.warning("a faster kernel cannot run here (%s): %s instead", type(error).__name__, instead)

@@ -56,7 +56,7 @@ def _plot(search: Mapping[str, Any], files: dict[Path, bytes]) -> dict[str, Any]
     figure = search_figure(dict(search), small=True, title=title)
     if figure is None:
         return None
-    name = "search-" + re.sub(r"[^a-z0-9]+", "-", str(search["study"]).lower()).strip("-")
+    name = "search-" + re.sub(r"[^A-Za-z0-9_-]", "-", str(search["study"]))
     for kind in ("png", "pdf"):
         files[Path("plots") / f"{name}.{kind}"] = rendered(figure, kind)
     words = f"Trials of a search, {title}: validation NLL against AUROC of held-back context images. "

@@ -63,8 +63,8 @@ def _check_address(host: str, port: int) -> None:
         with socket.socket(family, kind) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-    except OSError as error:
-        said = (error.strerror or str(error)).lower()
+    except (OSError, UnicodeError) as error:  # a name that cannot be one is an error of its letters
+        said = (getattr(error, "strerror", None) or str(error)).lower()
         raise StfsebError(
             f"--host {host} --port {port}: {said}: give another port (0: any free one), or an address of this machine"
         ) from None
