@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from search_helpers import tiny_task, trial
 from sklearn.metrics import log_loss, roc_auc_score
 
@@ -258,6 +260,16 @@ def test_table_words_and_figure_show_the_choices():
     assert len(ax.collections[0].get_offsets()) == 15
     assert [text.get_text() for text in legend.get_texts()][-2:] == ["paper", "ours"]
     assert search_figure(hand_made(trial(0, 0.3, auroc=None), choices={})) is None
+
+
+@pytest.mark.parametrize("width", [60, 79, 80, 101, 102, 140])
+def test_no_number_of_the_table_is_cut(width):
+    found = hand_made(trial(123456, 0.3), choices={"paper": {"trial": 123456, "why": ""}})
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(search_table(found, width))
+    text = screen.file.getvalue()
+    assert "…" not in text
+    assert ("ECE" in text) == (width >= 80)  # the widths of the columns and what stands between them
 
 
 def test_a_search_in_which_nothing_ended_well():

@@ -8,22 +8,23 @@ from stfseb.files import write_bytes
 from stfseb.report.style import FAMILIAR, INK, UNFAMILIAR, plain_ticks, rendered, styled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from matplotlib.figure import Figure
     from rich.table import Table
 
 Search = dict[str, Any]  # the contents of search.json
-# The columns, and whether a narrow screen has room for them.
-_FIGURES = {
-    "NLL": True,
-    "T": False,
-    "at T": True,
-    "ACC": True,
-    "ECE": False,
-    "AUROC": False,
-    "AUROC at T": True,
-    "epochs": False,
+# The columns: whether a narrow screen has them, and what they show of a trial.
+_FIGURES: dict[str, tuple[bool, Callable[[Search], str]]] = {
+    "NLL": (True, lambda trial: f"{trial['nll']:.4f}"),
+    "T": (False, lambda trial: f"{trial['metrics']['temperature']:.2f}"),
+    "at T": (True, lambda trial: f"{trial['metrics']['tempered_nll']:.4f}"),
+    "ACC": (True, lambda trial: f"{100 * trial['metrics']['accuracy']:.2f}"),
+    "ECE": (False, lambda trial: f"{trial['metrics']['ece']:.3f}"),
+    "AUROC": (False, lambda trial: _percent(trial["metrics"]["auroc"])),
+    "AUROC at T": (True, lambda trial: _percent(trial["metrics"]["tempered_auroc"])),
+    "epochs": (False, lambda trial: str(trial["epochs"])),
 }
 _MARKS = {"paper": ("o", 170, "none", UNFAMILIAR[1]), "ours": ("*", 120, UNFAMILIAR[0], INK)}  # both seen on one spot
 
@@ -31,7 +32,7 @@ _MARKS = {"paper": ("o", 170, "none", UNFAMILIAR[1]), "ours": ("*", 120, UNFAMIL
 def search_table(found: Search, width: int = 120, top: int = 10) -> Table:
     """Return the trials of the lowest NLL and the two choices, one row each, repeats left out.
 
-    "at T" is after the trial's own temperature; a narrow screen gets fewer columns.
+    "at T" is after the trial's own temperature; where not all columns have room, the less telling are left out.
     """
     from rich import box
     from rich.table import Table
@@ -41,32 +42,19 @@ def search_table(found: Search, width: int = 120, top: int = 10) -> Table:
     whole.sort(key=lambda t: float(t["metrics"]["tempered_nll"]))
     rows = [t for place, t in enumerate(whole) if place < top or t["index"] in chosen.values()]
     settings = list(found["plan"]["choices"])
-    figures = [name for name, narrow in _FIGURES.items() if narrow or width >= 110]
+    columns = {"trial": [str(trial["index"]) for trial in rows]}
+    columns |= {name: [_setting(trial["params"][name]) for trial in rows] for name in settings}
+    columns |= {name: [show(trial) for trial in rows] for name, (_, show) in _FIGURES.items()}
+    rules = [[rule for rule, index in chosen.items() if index == trial["index"]] for trial in rows]
+    columns["chosen by"] = [", ".join(names) for names in rules]
+    spare = width - 1 - sum(max(map(len, (name, *cells))) + 1 for name, cells in columns.items())
+    shown = [name for name in columns if spare >= 0 or name not in _FIGURES or _FIGURES[name][0]]
     title = f"{found['study']}: best of {len(found['trials'])} trials, on validation images"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1 if width >= 110 else 0))
-    for name in ("trial", *settings, *figures):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("chosen by", no_wrap=True)
-    for trial in rows:
-        m = trial["metrics"]
-        cells = {
-            "NLL": f"{trial['nll']:.4f}",
-            "T": f"{m['temperature']:.2f}",
-            "at T": f"{m['tempered_nll']:.4f}",
-            "ACC": f"{100 * m['accuracy']:.2f}",
-            "ECE": f"{m['ece']:.3f}",
-            "AUROC": _percent(m["auroc"]),
-            "AUROC at T": _percent(m["tempered_auroc"]),
-            "epochs": str(trial["epochs"]),
-        }
-        rules = [rule for rule, index in chosen.items() if index == trial["index"]]
-        table.add_row(
-            str(trial["index"]),
-            *(_setting(trial["params"][name]) for name in settings),
-            *(cells[name] for name in figures),
-            ", ".join(rules),
-            style="bold" if rules else "",
-        )
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1 if spare >= 2 * len(columns) else 0))
+    for name in shown:
+        table.add_column(name, justify="left" if name == "chosen by" else "right", no_wrap=True)
+    for place, names in enumerate(rules):
+        table.add_row(*(columns[name][place] for name in shown), style="bold" if names else "")
     return table
 
 
