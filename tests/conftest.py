@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-
 # A job that a shell has put in the background ignores Ctrl-C, which some tests send to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
