@@ -31,10 +31,9 @@ _PART = 4096  # weights whose products are summed at once
 @torch.library.custom_op("stfseb::row_gram", mutates_args=())
 def row_gram(jacobian: Tensor, scale: Tensor) -> Tensor:
     """Return K (n, N, N) in float64 from J (N, n, P) and scales (P)."""
-    if jacobian.device.type == "cuda" and jacobian.dtype == torch.float32:
-        found = _on_card("gram", jacobian, scale)
-        if isinstance(found, Tensor):
-            return found
+    found: Tensor | None = _on_card("gram", jacobian, scale)
+    if found is not None:
+        return found
     # In parts, which run at once: one product of N x P by P x N keeps matrix units waiting for the few that add up P.
     size = min(_PART, len(scale))
     scaled = F.pad(jacobian * scale, (0, -len(scale) % size))
@@ -46,10 +45,9 @@ def row_gram(jacobian: Tensor, scale: Tensor) -> Tensor:
 @torch.library.custom_op("stfseb::row_slopes", mutates_args=())
 def row_slopes(jacobian: Tensor, scale: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Return W (N, n, P) and b (P) from J (N, n, P), scales (P) and D (n, N, N) in float64."""
-    if jacobian.device.type == "cuda" and jacobian.dtype == torch.float32:
-        found = _on_card("slopes", jacobian, scale, slope)
-        if isinstance(found, tuple):
-            return found
+    found: tuple[Tensor, Tensor] | None = _on_card("slopes", jacobian, scale, slope)
+    if found is not None:
+        return found
     scaled = (slope @ (jacobian * scale).transpose(0, 1).double()).transpose(0, 1).to(jacobian.dtype)
     return (scaled * scale).contiguous(), (scaled * jacobian).sum((0, 1))
 
@@ -67,7 +65,10 @@ def _(jacobian: Tensor, scale: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     return jacobian.new_empty(jacobian.shape), scale.new_empty(scale.shape)
 
 
-def _on_card(name: str, jacobian: Tensor, *others: Tensor) -> Any:
+def _on_card(name: str, jacobian: Tensor, *others: Tensor) -> Any | None:
+    """Return what the kernel does, None where there is none for this J."""
+    if jacobian.device.type != "cuda" or jacobian.dtype != torch.float32:
+        return None
     key = jacobian.device, len(jacobian) > 16  # few rows have smaller tiles
     tensors = [tensor.contiguous() for tensor in (jacobian, *others)]
     return on_card(_KERNELS, name, key, "a product in float64", *tensors)
