@@ -1,12 +1,19 @@
 """What several rooms' tests use."""
 
 import os
+import random
 import shutil
 import signal
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import nn
+
+# The same examples on every day and every machine, however slow it is.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 # A job that a shell has put in the background ignores Ctrl-C, which some tests send to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -16,6 +23,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_make_parametrize_id(config, val, argname):
     """Name bytes by their argument: a gzip header holds the time, so two workers would collect different names."""
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Draw the same numbers in a test whichever tests came before it: workers share them out differently each time."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 class Block(nn.Module):

@@ -195,12 +195,12 @@ def test_mirrors_in_turn(server, small_mnist, tmp_path, monkeypatch):
 def test_offline_says_what_where_and_what_to_do(server, small_mnist, tmp_path, monkeypatch):
     import socket
 
-    with socket.socket() as probe:  # a port with nobody behind it
+    with socket.socket() as probe:  # a port with nobody behind it, and kept so
         probe.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    files = tuple(replace(file, urls=(f"{dead}/{file.name}",)) for file in small_mnist.files)
-    register(monkeypatch, replace(small_mnist, files=files, splits={"test": Split(40, files)}))
-    lines, (fault,) = download(["mnist"], tmp_path)
+        files = tuple(replace(file, urls=(f"{dead}/{file.name}",)) for file in small_mnist.files)
+        register(monkeypatch, replace(small_mnist, files=files, splits={"test": Split(40, files)}))
+        lines, (fault,) = download(["mnist"], tmp_path)
     assert lines == []
     assert "\n" not in fault
     assert "no connection" in fault

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -135,12 +134,18 @@ def test_whoever_may_only_read_sees_the_holder(tmp_path, monkeypatch):
         assert claims.holder(tmp_path)["process"] == os.getpid()
 
 
-def test_somebody_who_only_looks_is_not_taken_for_a_holder(tmp_path):
+def test_somebody_who_only_looks_is_not_taken_for_a_holder(tmp_path, monkeypatch):
+    pauses = []
     with (tmp_path / claims.NAME).open("w") as looking:
+
+        def pause(seconds):
+            pauses.append(seconds)
+            if sum(pauses) > 0.005:  # so long may a look take
+                fcntl.flock(looking, fcntl.LOCK_UN)
+
         fcntl.flock(looking, fcntl.LOCK_SH)
-        done = threading.Timer(0.005, fcntl.flock, (looking, fcntl.LOCK_UN))
-        done.start()
+        monkeypatch.setattr(claims.time, "sleep", pause)
         held = claims.claim(tmp_path)
-        done.join()
     assert held is not None
+    assert len(pauses) > 1
     held.release()

@@ -152,17 +152,15 @@ def test_parts_are_measured_with_the_run_or_later_from_its_model(jobs, tmp_path,
 
 
 def test_a_run_that_another_has_is_waited_for_and_not_repeated(jobs, tmp_path):
-    held = claims.claim(jobs[0].folder(tmp_path))
+    held, said = claims.claim(jobs[0].folder(tmp_path)), []
 
-    def finish():
-        time.sleep(1.0)
-        (jobs[0].folder(tmp_path) / "record.json").write_text("{}")
-        held.release()
+    def announce(line):
+        said.append(line)
+        if line == "waiting for 1 runs that another process does":
+            (jobs[0].folder(tmp_path) / "record.json").write_text("{}")
+            held.release()
 
-    thread = threading.Thread(target=finish)
-    thread.start()
-    outcome, said = run(jobs[:2], tmp_path)
-    thread.join()
+    outcome, _ = run(jobs[:2], tmp_path, announce=announce)
     assert (outcome.done, outcome.elsewhere) == ([jobs[1].name], [jobs[0].name])
     assert "waiting for 1 runs that another process does" in said
     assert (jobs[0].folder(tmp_path) / "record.json").read_text() == "{}"
@@ -170,10 +168,7 @@ def test_a_run_that_another_has_is_waited_for_and_not_repeated(jobs, tmp_path):
 
 def test_a_run_whose_owner_died_is_taken_over(jobs, tmp_path):
     held = claims.claim(jobs[0].folder(tmp_path))
-    thread = threading.Timer(1.0, held.release)
-    thread.start()
-    outcome, _ = run(jobs[:2], tmp_path)
-    thread.join()
+    outcome, _ = run(jobs[:2], tmp_path, announce=lambda line: held.release() if "waiting for" in line else None)
     assert (outcome.done, outcome.elsewhere) == ([jobs[1].name, jobs[0].name], [])
 
 
