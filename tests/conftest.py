@@ -15,6 +15,10 @@ from torch import nn
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
+# Colours that a service forces upon its jobs, and a width, would be in what commands print.
+for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 # A job that a shell has put in the background ignores Ctrl-C, which some tests send to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
