@@ -112,6 +112,6 @@ def browser():
     except ImportError:
         pytest.skip("playwright is not installed: `pip install -e '.[browser]'`")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        started = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS, timeout=180_000)
         yield started
         started.close()

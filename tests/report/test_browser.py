@@ -39,6 +39,7 @@ def paper_address(tmp_path_factory):
 def opened_at(browser, address, kind):
     size = {"width": 390, "height": 844} if kind == "phone" else {"width": 1200, "height": 900}
     context = browser.new_context(viewport=size, color_scheme="dark" if kind == "dark" else "light")
+    context.set_default_timeout(120_000)  # milliseconds
     opened = context.new_page()
     opened.complaints, opened.requests = [], []
     opened.on("console", lambda message: opened.complaints.append(message.text))

@@ -63,7 +63,7 @@ class Server:
 
     def __enter__(self):
         self.thread.start()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while not self.server.started:
             assert time.monotonic() < until
             assert self.thread.is_alive()

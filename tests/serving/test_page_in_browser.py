@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 def page(request, browser, server):
     size = {"width": 390, "height": 844} if request.param == "phone" else {"width": 1100, "height": 900}
     context = browser.new_context(viewport=size)
+    context.set_default_timeout(120_000)  # milliseconds
     opened = context.new_page()
     opened.complaints, opened.requests = [], []
     opened.on("console", lambda message: opened.complaints.append(message.text))
