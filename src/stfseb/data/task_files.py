@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from stfseb.data import pictures, sets, sources
+from stfseb.data import network_entry, pictures, sets, sources
 from stfseb.data.tasks import Corruption, HeldOut, Shifts, Task, merged
 from stfseb.errors import StfsebError, unknown
 
@@ -19,7 +19,6 @@ KEYS = (
     "image_size", "classes", "dropout", "augment", "presets", "training",
 )  # fmt: skip
 METHODS = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
-NETWORKS = ("small", "deep")
 
 
 @cache
@@ -52,6 +51,8 @@ def definition(path: Path) -> str:
     Its name, title, presets and training are left out: runs hold their settings themselves.
     """
     kept = {k: v for k, v in _content(path).items() if k not in ("name", "title", "presets", "training")}
+    if "network" in kept:
+        kept["network"] = network_entry.with_fingerprint(kept["network"], path.parent.resolve())
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -105,12 +106,7 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
     validation = entry.get("validation", defaults["validation"])
     context = entry.get("context", defaults["context"])
     ood = _mapping(entry.get("ood", {}), "ood")
-    network = entry.get("network", defaults["network"])
-    settings = dict(network) if isinstance(network, dict) else {"name": network}
-    chosen = str(settings.pop("name", defaults["network"]))
-    if chosen not in NETWORKS:
-        raise unknown("network", chosen, NETWORKS)
-    _known(settings, ("hidden",), "key in network")
+    network, settings = network_entry.parse(entry.get("network", defaults["network"]), defaults["network"], base)
     presets = _mapping(entry["presets"], "presets")
     _known(presets, METHODS, "method in presets")
     training = _mapping(entry["training"], "training")
@@ -124,7 +120,7 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
         context=None if context == "train" else sources.parse(context, "context", base),
         ood={str(key): sources.parse(value, "ood", base) for key, value in ood.items()},
         shifts=_shifts(_mapping(entry["shifts"], "shifts")),
-        network=chosen,
+        network=network,
         in_channels=_number(entry["channels"], "channels", int, 1, 3),
         image_size=_number(entry["image_size"], "image_size", int, 4, 4096),
         class_names=_classes(entry.get("classes"), train),

@@ -14,6 +14,7 @@ from stfseb.errors import StfsebError
 
 if TYPE_CHECKING:
     from stfseb.data.images import ImageSet
+    from stfseb.data.network_entry import NetworkFile
     from stfseb.data.sources import Shape, Source
 
 
@@ -53,7 +54,7 @@ class Task:
     context: Source | None  # None: the training images themselves
     ood: dict[str, Source]
     shifts: Shifts
-    network: str  # "small" or "deep"
+    network: str | NetworkFile  # "small", "deep", or a file of the user's own
     in_channels: int
     image_size: int
     class_names: tuple[str, ...]

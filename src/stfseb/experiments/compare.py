@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.records import RECORD, read_record
-from stfseb.experiments.run import RunConfig, make_method, train_and_evaluate, training_of
+from stfseb.experiments.run import RunConfig, make_method, own_network, train_and_evaluate, training_of
 from stfseb.methods.registry import key_of
 from stfseb.training.interrupts import Interrupted
 from stfseb.training.progress import in_epochs
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stfseb.data.tasks import TaskData
+
+_OF_NETWORKS = ("file", "make", "arguments", "sha256")  # what makes a run's own network
 
 
 def plan(
@@ -68,10 +70,12 @@ def compare(
 def _known(data: TaskData, config: RunConfig, folder: Path) -> dict[str, Any]:
     """Return the record of a run that is complete, if it is the run that is asked for."""
     record = read_record(folder / RECORD)
-    asked = make_method(data, config).settings.as_dict()
+    method = make_method(data, config)
+    asked, network = method.settings.as_dict(), own_network(method) or {}
     for name, wanted, had in (
         *((key, value, record["settings"].get(key)) for key, value in asked.items()),
         *((key, value, record["training"].get(key)) for key, value in training_of(data.task, config).items()),
+        *((f"network {key}", network.get(key), (record.get("network") or {}).get(key)) for key in _OF_NETWORKS),
     ):
         if json.loads(json.dumps(wanted)) != had:
             raise StfsebError(

@@ -84,7 +84,9 @@ class Job:
     def load(self, folder: Path | None = None) -> TaskData:
         """Bring the images of the run's task, with its context."""
         if self.definition and self.definition != definition_of(self.task):
-            raise StfsebError(f"{self.task} has changed since the run was planned: start the command again")
+            raise StfsebError(
+                f"{self.task}, or its network's file, has changed since the run was planned: start the command again"
+            )
         return load_task(self.task).load(folder, context=self.context)
 
 

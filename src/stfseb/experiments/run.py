@@ -20,7 +20,9 @@ from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.registry import key_of, method_class
 from stfseb.methods.saving import save
 from stfseb.methods.settings import check_count
+from stfseb.networks import own
 from stfseb.networks.cnn import DeepCNN, SmallCNN
+from stfseb.networks.registry import own_file, spec_of
 from stfseb.training.fit import FitResult, fit
 
 if TYPE_CHECKING:
@@ -70,14 +72,17 @@ def usable_device(name: str) -> str:
 
 def make_network(task: Task) -> torch.nn.Module:
     """Return the task's network, freshly initialised from torch's default generator."""
-    arguments: dict[str, Any] = {
+    offered: dict[str, Any] = {
         "in_channels": task.in_channels,
         "classes": task.classes,
         "dropout": task.dropout,
         "image_size": task.image_size,
-        **task.network_settings,
     }
-    return _NETWORKS[task.network](**arguments)
+    if isinstance(task.network, str):
+        return _NETWORKS[task.network](**{**offered, **task.network_settings})
+    net = own.make_own(task.network, task.network_settings, offered)
+    own.check_output(net, (task.in_channels, task.image_size, task.image_size), task.classes)
+    return net
 
 
 def make_method(data: TaskData, config: RunConfig) -> Method:
@@ -112,6 +117,12 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
         return cls(make_network(task), **settings)
     except TypeError as error:
         raise StfsebError(f"settings of {cls.label} cannot be used: {error}") from error
+
+
+def own_network(method: Method) -> dict[str, Any] | None:
+    """Return how a method's network (of an ensemble the first) was made from a user's file, None for any other."""
+    spec = spec_of(method.net)
+    return own_file(spec) if spec else None
 
 
 def refuse_reserved(settings: dict[str, Any]) -> None:
@@ -191,6 +202,7 @@ def evaluate_and_record(
         "seed": config.seed,
         "settings": method.settings.as_dict(),
         **({"learnt": learnt} if (learnt := method.learnt()) else {}),
+        **({"network": network} if (network := own_network(method)) else {}),
         "training": training,
         "data": _described(data),
         "notes": list(data.notes),

@@ -22,6 +22,7 @@ from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import generator
 from stfseb.methods.registry import method_class
 from stfseb.methods.settings import Settings
+from stfseb.networks.registry import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ class Ensemble(Method):
         spans = [member.seen.span for member in members if member.seen.span is not None]
         if spans:
             self.seen.learn((min(low for low, _ in spans), max(high for _, high in spans)))
-        specs = [getattr(member.net, "spec", None) for member in members]
+        specs = [spec_of(member.net) for member in members]
         if all(isinstance(spec, dict) for spec in specs):
             self.net.spec = {"network": "list", "members": specs}  # type: ignore[assignment]
         if members[0].key != "map":

@@ -21,7 +21,7 @@ from stfseb.errors import StfsebError
 from stfseb.files import alone_in, read_json, write_bytes, write_json
 from stfseb.likelihoods import from_spec
 from stfseb.methods.registry import KEYS, method_class
-from stfseb.networks.registry import build
+from stfseb.networks.registry import build, own_file, spec_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,16 +57,7 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
 
     Built-in networks are rebuilt; for any other module give a fresh instance as `net`.
     """
-    folder = Path(path).expanduser()
-    _check_there(folder)
-    meta = read_json(folder / "model.json", "model file")
-    if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
-        raise StfsebError(f"{folder / 'model.json'} is not a model description: it names no format")
-    if meta["format"] > FORMAT:
-        raise StfsebError(
-            f"{folder} has format {meta['format']} and this is stfseb {__version__}, which reads up to {FORMAT}: "
-            "upgrade stfseb"
-        )
+    folder, meta = Path(path).expanduser(), described(path)
     try:
         tensors = _read_weights(folder, meta)
         method = _rebuild(meta, net)
@@ -85,6 +76,21 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
         raise StfsebError(f"the weights in {folder} do not fit {type(net).__name__}: {lines[:300]}") from error
     method.eval()
     return method
+
+
+def described(path: str | Path) -> dict[str, Any]:
+    """Return what a model folder says about its model, without its weights."""
+    folder = Path(path).expanduser()
+    _check_there(folder)
+    meta = read_json(folder / "model.json", "model file")
+    if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
+        raise StfsebError(f"{folder / 'model.json'} is not a model description: it names no format")
+    if meta["format"] > FORMAT:
+        raise StfsebError(
+            f"{folder} has format {meta['format']} and this is stfseb {__version__}, which reads up to {FORMAT}: "
+            "upgrade stfseb"
+        )
+    return meta
 
 
 def _check_there(folder: Path) -> None:
@@ -110,7 +116,7 @@ def _check_known(method: Method) -> None:
 
 
 def _description(method: Method) -> dict[str, Any]:
-    spec = getattr(method.net, "spec", None)
+    spec = spec_of(method.net)
     context = getattr(method, "context", None)
     images = getattr(context, "images", None)
     return {
@@ -119,7 +125,7 @@ def _description(method: Method) -> dict[str, Any]:
         "method": method.key,
         "settings": method.settings.as_dict(),
         "likelihood": method.likelihood.spec(),
-        "network": spec if isinstance(spec, dict) else {"class": type(method.net).__qualname__},
+        "network": spec or {"class": type(method.net).__qualname__},
         "dtype": str(method.like.dtype).removeprefix("torch."),
         "outputs": method._outputs,
         "range": None if method.seen.span is None else list(method.seen.span),
@@ -135,7 +141,7 @@ def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
 
     cls = method_class(meta["method"])
     if net is None:
-        if "network" not in meta["network"]:
+        if "network" not in meta["network"] and not own_file(meta["network"]):
             raise StfsebError(
                 f"the model's network is {meta['network'].get('class')}, which is not built in: "
                 "in Python give a fresh instance, load(path, net=...), see docs/own-network.md"

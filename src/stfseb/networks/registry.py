@@ -6,16 +6,36 @@ from typing import Any
 
 from torch import nn
 
-from stfseb.errors import unknown
+from stfseb.errors import StfsebError, unknown
 from stfseb.networks.cnn import DeepCNN, SmallCNN
 from stfseb.networks.mlp import MLP
 
 BUILT_IN: dict[str, type[nn.Module]] = {"SmallCNN": SmallCNN, "DeepCNN": DeepCNN, "MLP": MLP}
 
+OWN = "stfseb_network"  # the attribute of a network from a user's file that says how it was made
+
+
+def spec_of(net: nn.Module) -> dict[str, Any] | None:
+    """Return how a network was made, as JSON knows it: a built-in one, one from a user's file, or a list of these."""
+    spec = getattr(net, OWN, None) or getattr(net, "spec", None)
+    return spec if isinstance(spec, dict) else None
+
+
+def own_file(spec: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the part of a spec that names a user's file, of an ensemble its first member's."""
+    members = spec.get("members") if spec.get("network") == "list" else [spec]
+    first = members[0] if members else {}
+    return first if "file" in first else None
+
 
 def build(spec: dict[str, Any]) -> nn.Module:
     """Rebuild a built-in network, or the list of an ensemble's, from the JSON that `save` wrote."""
     name = str(spec.get("network"))
+    if own := own_file(spec):
+        raise StfsebError(
+            f"the model's network is {own['make']} of the file {own['file']}, which a model does not hold: give "
+            f"--network {own['file']} (its path), or in Python a fresh instance, load(path, net=...)"
+        )
     if name == "list":
         return nn.ModuleList(build(member) for member in spec["members"])
     if name not in BUILT_IN:

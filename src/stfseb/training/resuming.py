@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError
+from stfseb.networks.registry import own_file, spec_of
 from stfseb.training import checkpoint, randomness
 from stfseb.training.batches import Batches, HostBatches, LoaderBatches, ResidentBatches
 from stfseb.training.engine import EagerEngine
@@ -274,6 +275,8 @@ def identity_of(method: Method, batches: Batches, held_out: Batches, protocol: P
         "network": [f"{name} {tuple(v.shape)}" for name, v in _tensors(method.state_dict()).items()],
         "initial weights": [_outline(v) for v in [*method.state_dict().values(), *_extractors(method)]],
     }
+    if spec := own_file(spec_of(method.net) or {}):  # equal shapes do not make equal networks
+        described["network file"] = spec["sha256"]
     plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
     return plain
 
