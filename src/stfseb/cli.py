@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stfseb.commands_evaluate import evaluate
 from stfseb.errors import StfsebError
 
 app = typer.Typer(
@@ -29,6 +30,9 @@ Out = Annotated[Path, typer.Option(help="Where the folder of results is made.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Context = Annotated[str | None, typer.Option(help="Other context images: 'train', or the name of a data set.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the task's or the model's.")]
+Network = Annotated[
+    Path | None, typer.Option(help="The Python file of the model's network, where that is one of your own.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
@@ -151,43 +155,7 @@ def train(
     screen.print(f"Record: {run.folder / 'record.json'}", highlight=False, soft_wrap=True)
 
 
-@app.command()
-def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
-    task: Annotated[
-        str | None, typer.Option(help="Evaluate on this task; by default the one it was trained on.")
-    ] = None,
-    samples: Samples = None,
-    device: Device = None,
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate a saved model: accuracy, NLL, ECE, and how well it tells unfamiliar images apart."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from stfseb.data.tasks import load_task, task_names
-    from stfseb.evaluation.evaluate import evaluate as evaluate_method
-    from stfseb.methods.saving import load
-
-    method = load(model)
-    name = task or method.provenance.get("task")
-    if name is None:
-        raise StfsebError("the model does not say on which task it was trained: give --task")
-    if task is None and name not in task_names():
-        raise StfsebError(f"the model was trained on a task of your own, '{name}': give its file, --task {name}.yaml")
-    data = load_task(name).load()
-    _check_suits(method.provenance, data)
-    method.to(_device(device))
-    found = evaluate_method(method, data.test, data.ood, samples=samples or data.task.training["test_samples"])
-    if as_json:
-        print(json.dumps(found, indent=2))
-        return
-    table = Table(title=f"{method.label} on {data.task.title} (fractions; NLL in nats)")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    for key, value in found.items():
-        table.add_row(key, f"{value:.4f}")
-    Console().print(table)
+app.command()(evaluate)
 
 
 @app.command()
@@ -199,6 +167,7 @@ def predict(
     ] = None,
     samples: Samples = None,
     device: Device = None,
+    network: Network = None,
     as_json: AsJson = False,
 ) -> None:
     """Say for each image its class and the probability, or why the model would rather not say."""
@@ -206,12 +175,12 @@ def predict(
     from rich.markup import escape
     from rich.table import Table
 
+    from stfseb.experiments.models import load_model
     from stfseb.experiments.predict import predict_files
-    from stfseb.methods.saving import load
 
     if coverage is not None:
         _check_fraction("--coverage", coverage)
-    method = load(model).to(_device(device))
+    method = load_model(model, network).to(_device(device))
     rows = predict_files(method, inputs, samples=samples, coverage=coverage)
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -247,6 +216,7 @@ def calibrate(
     probabilities: Annotated[
         str | None, typer.Option(help="Also calibrate the probabilities: temperature or isotonic.")
     ] = None,
+    network: Network = None,
 ) -> None:
     """Set up when a model abstains, and its sets of plausible classes, on labelled images of your own."""
     for option, value in (("--coverage", coverage), ("--answer", answer), ("--false-alarms", false_alarms)):
@@ -255,7 +225,13 @@ def calibrate(
     from stfseb.experiments.predict import rules_in_words
 
     method, count = calibrate_model(
-        model, images, coverage=coverage, answer=answer, false_alarms=false_alarms, probabilities=probabilities
+        model,
+        images,
+        coverage=coverage,
+        answer=answer,
+        false_alarms=false_alarms,
+        probabilities=probabilities,
+        network=network,
     )
     print(f"Calibrated on {count} images. {rules_in_words(method)}")
 
@@ -327,19 +303,6 @@ def _check_alone_with_resume(given: typer.Context) -> None:
             raise StfsebError(
                 f"{name} cannot be given with --resume: the run in that folder has its own; leave {name} out"
             )
-
-
-def _check_suits(about: dict[str, Any], data: Any) -> None:
-    """Raise unless a task has images and classes of the kind that a model was trained on, as far as it says."""
-    shape, classes = list(data.test.images.shape[1:]), list(data.class_names)
-    if about.get("input", shape) != shape:
-        sizes = ["x".join(map(str, size)) for size in (shape, about["input"])]
-        raise StfsebError(f"--task {data.task.name} has images of {sizes[0]}, the model takes {sizes[1]}: give another")
-    if about.get("class_names", classes) != classes:
-        named = [
-            ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") for names in (classes, about["class_names"])
-        ]
-        raise StfsebError(f"--task {data.task.name} has the classes {named[0]}, the model {named[1]}: give another")
 
 
 def _check_fraction(option: str, value: float) -> None:

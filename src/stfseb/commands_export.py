@@ -22,14 +22,17 @@ def export(
     ] = "inside",
     seed: Annotated[int, typer.Option(help="Of the masks (or weights) inside.")] = 0,
     logits: Annotated[bool, typer.Option("--logits", help="Samples as logits instead of probabilities.")] = False,
+    network: Annotated[
+        Path | None, typer.Option(help="The Python file of the model's network, where that is one of your own.")
+    ] = None,
 ) -> None:
     """Write a saved model as ONNX or as a torch.export program: rows in, S predictions a row and their mean out."""
     if onnx is None and program is None:
         raise StfsebError("nothing to write: give --onnx model.onnx or --program model.pt2")
+    from stfseb.experiments.models import load_model
     from stfseb.export import export_onnx, export_program
-    from stfseb.methods.saving import load
 
-    method = load(model)
+    method = load_model(model, network)
     values = "logits" if logits else "probabilities"
     for path, write in ((onnx, export_onnx), (program, export_program)):
         if path is not None:

@@ -12,8 +12,9 @@ from stfseb.data.folder import data_folder
 from stfseb.errors import StfsebError
 from stfseb.evaluation.calibration import calibrate
 from stfseb.evaluation.conformal import fit_sets
+from stfseb.experiments.models import load_model
 from stfseb.methods.decisions import UNFAMILIAR
-from stfseb.methods.saving import load, save
+from stfseb.methods.saving import save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ def calibrate_model(
     answer: float = 0.9,
     false_alarms: float = 0.05,
     probabilities: str | None = None,
+    network: Path | None = None,
 ) -> tuple[Method, int]:
     """Calibrate the model in the folder `model` and save it there again; return it and the number of images.
 
@@ -37,9 +39,10 @@ def calibrate_model(
     split; what is measured there afterwards is no longer of images that nothing has seen). With `probabilities`
     ("temperature" or "isotonic"), one half of the images fits them and the other half the prediction sets, whose
     promise needs images that nothing else has seen. Samples are those of the rules that the model has: training
-    often takes fewer than prediction.
+    often takes fewer than prediction. `network` is the Python file of the model's network, where that is one of the
+    user's own.
     """
-    method = load(model)
+    method = load_model(model, network)
     images = read_labelled(method, where)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     rest = images

@@ -18,6 +18,9 @@ def serve(
     rate: Annotated[float, typer.Option(min=0, help="Requests a second and client; 0 is no limit.")] = 20.0,
     batch: Annotated[int, typer.Option(min=1, help="Images that go through the network together.")] = 64,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    network: Annotated[
+        Path | None, typer.Option(help="The Python file of the model's network, where that is one of your own.")
+    ] = None,
 ) -> None:
     """Serve a saved classifier over HTTP, with a page where a person drops an image."""
     try:
@@ -26,10 +29,10 @@ def serve(
         from stfseb.serving.app import LOOPBACK, ServiceLimits, create_app
     except ImportError as error:
         raise StfsebError(f"{error.name} is not installed: pip install 'stfseb[serve]'") from error
+    from stfseb.experiments.models import load_model
     from stfseb.experiments.run import usable_device
-    from stfseb.methods.saving import load
 
-    method = load(model).to(usable_device(device))
+    method = load_model(model, network).to(usable_device(device))
     _check_address(host, port)
     local = host in LOOPBACK
     app = create_app(

@@ -187,11 +187,11 @@ class Workplace:
                 return
 
     def _measure(self, entry: Planned, part: str, data: TaskData, method: Method | None = None) -> None:
+        from stfseb.experiments.models import load_model
         from stfseb.experiments.shifts import measure_part
-        from stfseb.methods.saving import load
 
         if method is None:
-            method = load(entry.folder / "model").to(self.device)
+            method = load_model(entry.folder / "model", task=data.task).to(self.device)
         found = measure_part(part, method, data, samples=int(entry.job.training["test_samples"]))
         write_json(entry.folder / f"{part}.json", found)
 

@@ -1,0 +1,42 @@
+"""Saved models for the command line, those with a network of the user's own among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stfseb.errors import StfsebError
+from stfseb.methods.saving import described, load
+from stfseb.networks import own
+from stfseb.networks.registry import own_file
+
+if TYPE_CHECKING:
+    from stfseb.data.tasks import Task
+    from stfseb.methods.base import Method
+
+
+def load_model(folder: Path, network: Path | None = None, task: Task | None = None) -> Method:
+    """Read a model that `save` wrote, on the CPU.
+
+    A network that came from a Python file is made again by the file `network`, or by that of `task`; a model's folder
+    names its file and never leads to running it.
+    """
+    spec = described(folder).get("network")
+    spec = spec if isinstance(spec, dict) else {}
+    made = own_file(spec)
+    if made is None and network is not None:
+        if "network" in spec:
+            raise StfsebError(f"--network {network}: the model's network is built in: leave --network out")
+        raise StfsebError(
+            f"--network {network}: the model does not say how its network is made, as one from a task file would: "
+            "in Python give a fresh instance, load(path, net=...), see docs/own-network.md"
+        )
+    if network is None and task is not None and not isinstance(task.network, str):
+        network = Path(task.network.path)
+    if made is None or network is None:
+        return load(folder)
+    try:
+        net = own.rebuild(spec, network.expanduser().resolve())
+    except KeyError as error:
+        raise StfsebError(f"{folder / 'model.json'} lacks the entry {error}: it is damaged") from error
+    return load(folder, net=net)
