@@ -1,8 +1,11 @@
 """Splitting a step, mixed precision and compilation leave the objective what it is."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from two_processes import NUM_DATA, OURS, ROWS, batch, make
 from stfseb import MLP, STFSEB, SmallCNN
 from stfseb.likelihoods import GaussianRegression, StudentTRegression
 
+COMPILER = shutil.which(os.environ.get("CXX") or "g++") and Path(sysconfig.get_path("include"), "Python.h").is_file()
 KINDS = ("stfseb", "epoch", "mcdropout", "map")
 
 
@@ -116,6 +120,7 @@ def test_masks_do_not_depend_on_the_memory_layout():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler and Python's headers")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("what", ["net", "objective"])
 @pytest.mark.parametrize("rate", [0.0, 0.25])

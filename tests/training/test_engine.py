@@ -2,8 +2,12 @@
 
 import gc
 import math
+import os
+import shutil
+import sysconfig
 import weakref
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +26,8 @@ from stfseb.training.population import Member, fit_population
 from stfseb.training.static_step import StaticStep, release
 
 CPU = torch.device("cpu")
+COMPILER = shutil.which(os.environ.get("CXX") or "g++") and Path(sysconfig.get_path("include"), "Python.h").is_file()
+compiled_on_the_cpu = pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler and Python's headers")
 
 
 def make_net(rate=0.0):
@@ -341,6 +347,7 @@ def test_the_independence_check_can_fail():
 
 
 @pytest.mark.slow
+@compiled_on_the_cpu
 def test_masks_stay_independent_when_compiled_on_the_cpu():
     """Inductor on the CPU build: the dropped units of a compiled pass, seen through an identity network."""
     net = nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Linear(16, 16, bias=False))
@@ -366,6 +373,7 @@ def test_masks_stay_independent_when_compiled_on_the_cpu():
 
 
 @pytest.mark.slow
+@compiled_on_the_cpu
 def test_compiled_steps_are_the_uncompiled_ones_under_dropout():
     """One mask in the forward and in the backward pass, that of the generator: else the weights would part."""
     g = torch.Generator().manual_seed(0)
