@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from yardstick import slowness
+
 pytest.importorskip("distributed", reason="needs the extra 'dask'")
 
 from stfseb.errors import StfsebError
@@ -44,8 +46,9 @@ class Cluster:
         self.scheduler = self._start(
             "dask_scheduler", "--port", str(self.port), "--no-dashboard", "--host", "127.0.0.1"
         )
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while True:
+            assert self.scheduler.poll() is None, (self.folder / "dask_scheduler.log").read_text()
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
@@ -89,7 +92,7 @@ def cluster(folder, *more):
         found.close()
 
 
-def wait_for(condition, seconds=90, pause=0.05):
+def wait_for(condition, seconds=300, pause=0.05):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -128,7 +131,7 @@ def test_a_worker_and_the_scheduler_are_killed_and_every_run_is_done_once(tiny, 
         recorded = {path: path.stat().st_mtime_ns for path in results.glob("runs/*/*/record.json")}
         assert 4 <= len(recorded) < 10
         assert not any(claims.holder(job.folder(results)) for job in jobs)
-        dask.workers["bob"].wait(60)  # a worker without a scheduler ends
+        dask.workers["bob"].wait(180)  # a worker without a scheduler ends
 
         dask.start_scheduler()
         dask.start_worker("carol", "--resources", "CPU=1")
@@ -166,13 +169,18 @@ run_jobs(jobs, Path(sys.argv[2]), executor="dask", address=sys.argv[3], device="
 
 
 def test_a_driver_started_anew_takes_up_the_runs_under_way(tiny, tmp_path):
+    import distributed
+
     folder, results = tmp_path / "cluster", tmp_path / "results"
     folder.mkdir()
-    jobs = [make_job(tiny, "map", seed, training={"epochs": 150}) for seed in range(2)]
+    jobs = [make_job(tiny, "map", seed, training={"epochs": 200}) for seed in range(2)]
     with cluster(folder) as dask:
+        with distributed.Client(dask.address, set_as_default=False, timeout="60s") as client:
+            client.wait_for_workers(2, timeout=240)  # one for each run: both are under way at once
         asked = [json.dumps([job.__dict__ for job in jobs]), str(results), dask.address]
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, *asked])
-        wait_for(lambda: len(work_done(folder)) == 2)
+        wait_for(lambda: len(work_done(folder)) >= 2)
+        assert [line["event"] for line in work_done(folder)] == ["started", "started"]
         driver.kill()
         driver.wait()
         outcome, _ = run(jobs, results, dask.address)
@@ -184,8 +192,9 @@ def test_a_driver_started_anew_takes_up_the_runs_under_way(tiny, tmp_path):
 def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
     folder, results = tmp_path / "cluster", tmp_path / "results"
     folder.mkdir()
-    # Of different groups, so that each is a task of its own that takes half of the (pretended) card.
-    jobs = [make_job(tiny, "map", 0, training={"epochs": 10 + i}) for i in range(4)]
+    # Of different groups, so that each is a task of its own that takes half of the (pretended) card. Long enough to
+    # overlap although the processes that do them do not start at the same moment.
+    jobs = [make_job(tiny, "map", 0, training={"epochs": 60 + i}) for i in range(4)]
     wrong = make_job(tiny, "map", 1, settings={"sigma": -1.0})
     found = Cluster(folder, shared=False)
     found.start_scheduler()
@@ -209,7 +218,7 @@ def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
 
 def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("STFSEB_SCRATCH", str(tmp_path / "scratch"))
-    jobs = [make_job(tiny, "map", seed, training={"epochs": epochs}) for seed, epochs in enumerate((4, 300))]
+    jobs = [make_job(tiny, "map", seed, training={"epochs": epochs}) for seed, epochs in enumerate((30, 300))]
     share = []
 
     def watch():
@@ -226,8 +235,9 @@ def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tin
     thread.join()
     assert sorted(outcome.done) == sorted(job.name for job in jobs)
     assert any("its worker was killed (SIGKILL, out of memory?): given to another" in line for line in said)
-    assert outcome.driver_cpu_seconds < 0.02 * 60  # the start included
-    assert share[0] < 0.02  # this thread's own looking included
+    slower = slowness()  # a slow machine needs more CPU time, a busy one makes the job longer
+    assert outcome.driver_cpu_seconds < 0.02 * max(60, outcome.seconds) * slower  # the start included
+    assert share[0] < 0.02 * slower  # this thread's own looking included
 
 
 def test_nobody_at_the_address_is_said(tiny, tmp_path, monkeypatch):
