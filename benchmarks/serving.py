@@ -113,7 +113,7 @@ def measure(model: Path, batch: int, clients: int, seconds: float, samples: int)
     command += ["--batch", str(batch), "--samples", str(samples)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -132,7 +132,7 @@ def measure(model: Path, batch: int, clients: int, seconds: float, samples: int)
         return found
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def make_model(folder: Path) -> Path:
