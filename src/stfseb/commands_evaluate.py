@@ -35,7 +35,8 @@ def evaluate(
     from stfseb.experiments.models import load_model
     from stfseb.methods.saving import described
 
-    name = task or (described(model).get("provenance") or {}).get("task")
+    about = described(model).get("provenance")
+    name = task or (about.get("task") if isinstance(about, dict) else None)
     if name is None:
         raise StfsebError("the model does not say on which task it was trained: give --task")
     if task is None and name not in task_names():

@@ -134,6 +134,44 @@ def test_the_weights_are_those_of_the_seed_as_in_python(photos):
         assert torch.equal(a, b)
 
 
+PARTIAL = """
+from functools import partial
+from torch.nn import Flatten, Identity, Linear, Sequential
+
+
+def make(hidden, classes: int):
+    return Sequential(Flatten(), Linear(768, hidden), Linear(hidden, classes))
+
+
+assert make.__annotations__ == {"classes": int}  # the file is compiled as it would be by itself
+Five = partial(make, 5)
+"""
+
+
+def test_partial_functions_and_imported_networks_are_names_too(photos):
+    (photos / "own.py").write_text(PARTIAL)
+    net = make_network(load_task(write(photos, "network: {file: own.py, make: Five}")))
+    assert (net[1].out_features, net[2].out_features) == (5, 3)
+    task = load_task(write(photos, "network: {file: own.py, make: Identity}"))
+    with pytest.raises(StfsebError, match=r"Identity of own.py turns 2 images of 3x16x16 into \(2, 3, 16, 16\)"):
+        make_network(task)
+
+
+def test_a_damaged_model_or_one_that_names_other_things_than_networks(photos):
+    model, file = trained(photos, "map"), photos / "nets" / "resnet.py"
+    about = json.loads((model / "model.json").read_text())
+    file.write_text("from os import system\n" + file.read_text())
+    for entry, said in (
+        ({"make": "system", "arguments": {"command": "touch harm"}}, "system of resnet.py is imported there"),
+        ({"arguments": None}, "model.json does not say how its network is made"),
+        ({"make": "Resnet"}, "did you mean 'ResNet'?"),
+    ):
+        (model / "model.json").write_text(json.dumps({**about, "network": {**about["network"], **entry}}))
+        with pytest.warns(OtherNetworkWarning), pytest.raises(StfsebError) as told:
+            load_model(model, file)
+        assert said in str(told.value)
+
+
 def test_layers_that_wait_for_their_first_images_get_their_shapes(photos):
     write(photos, "network: {file: nets/resnet.py, make: plain}")
     net = make_network(load_task(photos / "photos.yaml"))
@@ -186,6 +224,7 @@ BROKEN = {
     "class ResNet18: pass": ("resnet18", "unknown class or function of broken.py 'resnet18': did you mean 'ResNet18'?"),
     "x = 1": ("ResNet", "has no 'ResNet', nor any other class or function"),
     "ResNet = 3": ("ResNet", "ResNet of broken.py is a int: name a class or function"),
+    "from torch import load as ResNet": ("ResNet", "is imported there: write a function in broken.py that calls it"),
     "def ResNet(): pass": ("ResNet", "ResNet of broken.py returns None, not a torch.nn.Module"),
     "def ResNet(widht): pass": (
         "ResNet, width: 3",
@@ -197,7 +236,7 @@ BROKEN = {
         "ResNet",
         "into (2, 10), the task's classes ask for (2, 3)",
     ),
-    "from torch import nn\ndef ResNet(): return nn.Linear(5, 3)": ("ResNet", "take images of 3x16x16: RuntimeError"),
+    "from torch import nn\ndef ResNet(): return nn.Linear(5, 3)": ("ResNet", "take images of 3x16x16: RuntimeError: "),
     "from torch import nn\nclass ResNet(nn.Module):\n  def forward(self, x):\n    return x.nothing": (
         "ResNet",
         "cannot take images of 3x16x16: AttributeError in line 4",

@@ -37,6 +37,11 @@ def load_model(folder: Path, network: Path | None = None, task: Task | None = No
         return load(folder)
     try:
         net = own.rebuild(spec, network.expanduser().resolve())
-    except KeyError as error:
-        raise StfsebError(f"{folder / 'model.json'} lacks the entry {error}: it is damaged") from error
+    except StfsebError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StfsebError(
+            f"{folder / 'model.json'} does not say how its network is made ({type(error).__name__}: {error}): "
+            "it is damaged or was edited"
+        ) from error
     return load(folder, net=net)

@@ -81,7 +81,7 @@ def make_network(task: Task) -> torch.nn.Module:
     if isinstance(task.network, str):
         return _NETWORKS[task.network](**{**offered, **task.network_settings})
     net = own.make_own(task.network, task.network_settings, offered)
-    own.check_output(net, (task.in_channels, task.image_size, task.image_size), task.classes)
+    own.check_output(net, task.network, (task.in_channels, task.image_size, task.image_size), task.classes)
     return net
 
 

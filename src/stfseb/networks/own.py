@@ -10,6 +10,7 @@ import inspect
 import sys
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,8 @@ def make_own(network: NetworkFile, settings: dict[str, Any], offered: dict[str, 
     make = _find(_module(Path(network.path), network.sha256), network.file, network.make)
     named = _parameters(make)
     arguments = {**{key: value for key, value in offered.items() if key in named}, **settings}
-    return _called(make, arguments, network.file, network.make, network.sha256)
+    about = {"file": network.file, "make": network.make, "sha256": network.sha256, "arguments": arguments}
+    return _called(make, about, network.path)
 
 
 def rebuild(spec: dict[str, Any], path: Path) -> nn.Module:
@@ -61,13 +63,13 @@ def rebuild(spec: dict[str, Any], path: Path) -> nn.Module:
             stacklevel=3,
         )
     make = _find(_module(path, digest), path.name, spec["make"])
-    return _called(make, dict(spec["arguments"]), spec["file"], spec["make"], digest)
+    about = {"file": spec["file"], "make": spec["make"], "sha256": digest, "arguments": dict(spec["arguments"])}
+    return _called(make, about, str(path))
 
 
-def check_output(net: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
+def check_output(net: nn.Module, network: NetworkFile, shape: tuple[int, int, int], classes: int) -> None:
     """Raise unless the network turns two images of this shape into two rows of as many numbers as there are classes."""
-    spec = getattr(net, OWN)
-    name, size = f"{spec['make']} of {spec['file']}", "x".join(map(str, shape))
+    name, size = f"{network.make} of {network.file}", "x".join(map(str, shape))
     like = next(net.parameters(), torch.empty(0))
     if isinstance(like, nn.UninitializedParameter):
         like = torch.empty(0, device=like.device)
@@ -77,9 +79,7 @@ def check_output(net: nn.Module, shape: tuple[int, int, int], classes: int) -> N
         with torch.no_grad():
             out = net(torch.full((2, *shape), 0.5, dtype=like.dtype, device=like.device))
     except Exception as error:
-        raise StfsebError(
-            f"{name} cannot take images of {size}: {_in_words(error, inspect.getfile(type(net)))}"
-        ) from error
+        raise StfsebError(f"{name} cannot take images of {size}: {_in_words(error, network.path)}") from error
     finally:
         for module, mode in modes:
             module.training = mode
@@ -104,7 +104,7 @@ def _module(path: Path, sha256: str) -> ModuleType:
     module.__file__ = str(path)
     sys.modules[name] = module  # what looks a class's module up finds it
     try:
-        exec(compile(source, str(path), "exec"), module.__dict__)
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         remedy = "mend the file, which must run by itself"
@@ -122,14 +122,24 @@ def _module(path: Path, sha256: str) -> ModuleType:
 def _find(module: ModuleType, file: str, make: str) -> Callable[..., Any]:
     found = getattr(module, make, None)
     if found is None:
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        own = [name for name, value in vars(module).items() if _is_own(value, module)]
         if not own:
             raise StfsebError(f"network file '{file}' has no '{make}', nor any other class or function: write one")
         raise unknown(f"class or function of {file}", make, own)
     if not callable(found) or isinstance(found, nn.Module):
         raise StfsebError(f"{make} of {file} is a {type(found).__name__}: name a class or function that makes networks")
-    callable_: Callable[..., Any] = found
-    return callable_
+    if not _is_own(found, module):  # else a model could name, say, torch.load
+        raise StfsebError(f"{make} of {file} is imported there: write a function in {file} that calls it, name that")
+    maker: Callable[..., Any] = found
+    return maker
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    """Tell whether something is a class or function of the file itself; networks may be imported."""
+    while isinstance(value, partial):
+        value = value.func
+    network = inspect.isclass(value) and issubclass(value, nn.Module)
+    return callable(value) and (network or getattr(value, "__module__", "") == module.__name__)
 
 
 def _parameters(make: Callable[..., Any]) -> list[str]:
@@ -140,7 +150,9 @@ def _parameters(make: Callable[..., Any]) -> list[str]:
         return []
 
 
-def _called(make: Callable[..., Any], arguments: dict[str, Any], file: str, name: str, sha256: str) -> nn.Module:
+def _called(make: Callable[..., Any], about: dict[str, Any], path: str) -> nn.Module:
+    """Return the network that `make` returns, with how it was made; `path` is where its lines are told from."""
+    arguments, file, name = about["arguments"], about["file"], about["make"]
     given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     try:
         inspect.signature(make).bind(**arguments)
@@ -152,15 +164,13 @@ def _called(make: Callable[..., Any], arguments: dict[str, Any], file: str, name
     try:
         net = make(**arguments)
     except Exception as error:
-        where = inspect.getfile(make) if hasattr(make, "__code__") or inspect.isclass(make) else ""
-        raise StfsebError(f"{name}({given}) of {file} fails: {_in_words(error, where)}") from error
+        raise StfsebError(f"{name}({given}) of {file} fails: {_in_words(error, path)}") from error
     if not isinstance(net, nn.Module):
         what = "None" if net is None else f"a {type(net).__name__}"
         raise StfsebError(f"{name} of {file} returns {what}, not a torch.nn.Module: let it return the network")
     if OWN in vars(net):
         raise StfsebError(f"{name} of {file} returns the same network again: let it make a fresh one at each call")
-    about = {"class": type(net).__qualname__, "file": file, "make": name, "sha256": sha256, "arguments": arguments}
-    setattr(net, OWN, about)
+    setattr(net, OWN, {"class": type(net).__qualname__, **about})
     return net
 
 

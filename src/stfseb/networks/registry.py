@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from torch import nn
@@ -24,8 +25,8 @@ def spec_of(net: nn.Module) -> dict[str, Any] | None:
 def own_file(spec: dict[str, Any]) -> dict[str, Any] | None:
     """Return the part of a spec that names a user's file, of an ensemble its first member's."""
     members = spec.get("members") if spec.get("network") == "list" else [spec]
-    first = members[0] if members else {}
-    return first if "file" in first else None
+    first = members[0] if isinstance(members, list) and members else None
+    return first if isinstance(first, dict) and "file" in first else None
 
 
 def build(spec: dict[str, Any]) -> nn.Module:
@@ -33,8 +34,8 @@ def build(spec: dict[str, Any]) -> nn.Module:
     name = str(spec.get("network"))
     if own := own_file(spec):
         raise StfsebError(
-            f"the model's network is {own['make']} of the file {own['file']}, which a model does not hold: give "
-            f"--network {own['file']} (its path), or in Python a fresh instance, load(path, net=...)"
+            f"the model's network is {own.get('make')} of the file {own['file']}, which a model does not hold: give "
+            f"--network {shlex.quote(str(own['file']))} (its path), or in Python a fresh instance, load(path, net=...)"
         )
     if name == "list":
         return nn.ModuleList(build(member) for member in spec["members"])

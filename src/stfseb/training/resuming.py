@@ -276,7 +276,7 @@ def identity_of(method: Method, batches: Batches, held_out: Batches, protocol: P
         "initial weights": [_outline(v) for v in [*method.state_dict().values(), *_extractors(method)]],
     }
     if spec := own_file(spec_of(method.net) or {}):  # equal shapes do not make equal networks
-        described["network file"] = spec["sha256"]
+        described["network file"] = f"{spec['file']} (sha256 {spec['sha256'][:16]})"
     plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
     return plain
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import warnings
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from stfseb.data.tasks import definition_of, load_task
@@ -37,9 +38,9 @@ class Plan:
         """Return the values that are tried, by setting."""
         return search_space(self.method, self.space)
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
-        """Return what must be equal for two workers to share a study."""
+        """Return what must be equal for two workers to share a study; files edited later do not change it."""
         known = {**asdict(self), "task": load_task(self.task).name, "choices": self.choices}
         if definition := definition_of(self.task):
             known["task file"] = definition
