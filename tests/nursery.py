@@ -66,4 +66,4 @@ class Nursery:
         """End the helper process."""
         self.process.stdin.close()
         self.process.stdout.close()
-        self.process.wait(30)
+        self.process.wait(120)
