@@ -8,12 +8,17 @@ import signal
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 from torch import nn
 
-# The same examples on every day and every machine, however slow it is.
-settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("repeatable")
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a machine that has no more than the library needs, for the tests on its card
+    pass
+else:  # the same examples on every day and every machine, however slow it is
+    settings.register_profile(
+        "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("repeatable")
 
 # Colours that a service forces upon its jobs, and a width, would be in what commands print.
 for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "LINES"):
