@@ -277,6 +277,7 @@ def identity_of(method: Method, batches: Batches, held_out: Batches, protocol: P
     }
     if spec := own_file(spec_of(method.net) or {}):  # equal shapes do not make equal networks
         described["network file"] = f"{spec['file']} (sha256 {spec['sha256'][:16]})"
+        described["network's"] = {"make": spec["make"], **spec["arguments"]}
     plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
     return plain
 
