@@ -134,6 +134,86 @@ def test_the_weights_are_those_of_the_seed_as_in_python(photos):
         assert torch.equal(a, b)
 
 
+def test_a_file_that_seeds_or_draws_when_it_is_imported_leaves_the_weights_to_the_runs_seed(photos):
+    edit(photos, "class Block", "torch.manual_seed(1234)\nTABLE = torch.rand(3)\n\n\nclass Block")
+    data = load_task(photos / "photos.yaml").load()
+    first, again = (make_method(data, RunConfig("map", seed=5)) for _ in range(2))  # the first imports the file
+    other = make_method(data, RunConfig("map", seed=6))
+    assert torch.equal(first.net.head.weight, again.net.head.weight)
+    assert not torch.equal(first.net.head.weight, other.net.head.weight)
+    edit(photos, "torch.manual_seed(1234)\n", "")
+    tables = []
+    for seed in (5, 6):  # two processes, the first run of which has another seed
+        sys.modules.pop(type(first.net).__module__)
+        first = make_method(load_task(photos / "photos.yaml").load(), RunConfig("map", seed=seed))
+        tables.append(sys.modules[type(first.net).__module__].TABLE)
+    assert tables[0] is not tables[1]
+    assert torch.equal(*tables)
+
+
+HIDDEN = """
+
+class Hidden(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.register_buffer("table", torch.randn(768, 16), persistent=False)
+        self.phases = torch.rand(16)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.head(torch.sin(x.flatten(1) @ self.table + self.phases))
+"""
+
+
+@pytest.mark.parametrize(("method", "settings"), [("map", {}), ("ensemble", {"members": 2})])
+def test_what_a_network_draws_beside_its_weights_is_drawn_again(photos, method, settings):
+    file = photos / "nets" / "resnet.py"
+    file.write_text(file.read_text() + HIDDEN)
+    data = load_task(write(photos, "network: {file: nets/resnet.py, make: Hidden}")).load()
+    trained_one, _ = train_and_evaluate(data, RunConfig(method, 3, settings), photos / "run", progress=False)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    found = load_model(photos / "run" / "model", file)
+    assert torch.equal(torch.get_rng_state(), state)
+    x = data.test.images.float() / 255
+    assert torch.equal(found.predict_proba(x), trained_one.predict_proba(x))
+
+
+@pytest.mark.parametrize(("method", "settings"), [("mfvi", {}), ("ensemble", {"members": 2, "of": "fseb"})])
+def test_layers_that_wait_for_their_first_images_have_their_shapes_in_a_saved_model(photos, method, settings):
+    settings = {**settings, **({"settings": {"num_context": 4}} if method == "ensemble" else {})}
+    write(photos, "network: {file: nets/resnet.py, make: plain}")
+    data = load_task(photos / "photos.yaml").load()
+    trained_one, _ = train_and_evaluate(data, RunConfig(method, 0, settings), photos / "run", progress=False)
+    found = load_model(photos / "run" / "model", photos / "nets" / "resnet.py")
+    x = data.test.images.float() / 255
+    assert torch.equal(found.predict_proba(x, seed=1), trained_one.predict_proba(x, seed=1))
+
+
+def test_ensembles_of_ensembles_and_of_both_kinds_of_network(photos):
+    task, file = load_task(photos / "photos.yaml"), photos / "nets" / "resnet.py"
+    x = torch.rand(4, 3, 16, 16)
+    for number, members in enumerate(
+        (
+            [stfseb.MAP(stfseb.SmallCNN(3, 3, image_size=16)), stfseb.MAP(make_network(task))],
+            [stfseb.Ensemble.of(lambda _: stfseb.MAP(make_network(task)), 2) for _ in range(2)],
+        )
+    ):
+        ensemble = stfseb.Ensemble(members)
+        before = ensemble.predict_proba(x)
+        model = stfseb.save(ensemble, photos / f"model{number}")
+        with pytest.raises(StfsebError, match=r"give --network nets/resnet.py"):
+            stfseb.load(model)
+        assert torch.equal(load_model(model, file).predict_proba(x), before)
+
+
+def test_a_network_whose_own_attribute_spec_speaks_of_a_file_is_no_network_of_a_task(photos):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3))
+    net.spec = {"file": "settings.yaml"}
+    data = load_task(photos / "photos.yaml").load()
+    stfseb.fit(stfseb.MAP(net), data.train, data.validation, epochs=1, progress=False, checkpoint=photos / "kept")
+
+
 PARTIAL = """
 from functools import partial
 from torch.nn import Flatten, Identity, Linear, Sequential
@@ -335,6 +415,9 @@ def test_a_checkpoint_is_of_one_version_of_the_file(photos, monkeypatch):
     with pytest.raises(StfsebError, match=r"network file is .* there and .* here"):
         train_and_evaluate(load_task(photos / "photos.yaml").load(), config, photos / "run", progress=False)
     edit(photos, "F.gelu(x +", "F.relu(x +")
+    write(photos, NETWORK.replace("width: 6", "width: 6, dropout: 0.4"))  # the same weights, and the same file
+    with pytest.raises(StfsebError, match=r"network's dropout is 0.2 there and 0.4 here"):
+        train_and_evaluate(load_task(photos / "photos.yaml").load(), config, photos / "run", progress=False)
     _, record = train_and_evaluate(data, config, photos / "run", progress=False)
     assert len(record["history"]) == 3
 
@@ -379,6 +462,12 @@ def test_a_calibrated_model_still_knows_its_file(photos):
     assert after["network"] == before["network"]
     assert after["calibration"] != before["calibration"]
     call("predict", model, photos / "test" / "bag", "--network", file)
+    edit(photos, "F.relu(x +", "F.gelu(x +")
+    for _ in range(2):  # the model stays one of the file of its training
+        with pytest.warns(OtherNetworkWarning, match=f"sha256 {before['network']['sha256'][:12]}"):
+            call("calibrate", model, photos / "test", "--answer", 0.5, "--coverage", 0.7, "--false-alarms", 0.3,
+                 "--network", file)  # fmt: skip
+    assert json.loads((model / "model.json").read_text())["network"] == before["network"]
 
 
 def test_another_file_than_the_one_of_the_training_is_told(photos):

@@ -21,7 +21,8 @@ def load_model(folder: Path, network: Path | None = None, task: Task | None = No
     A network that came from a Python file is made again by the file `network`, or by that of `task`; a model's folder
     names its file and never leads to running it.
     """
-    spec = described(folder).get("network")
+    about = described(folder)
+    spec, known = about.get("network"), about.get("provenance")
     spec = spec if isinstance(spec, dict) else {}
     made = own_file(spec)
     if made is None and network is not None:
@@ -36,7 +37,8 @@ def load_model(folder: Path, network: Path | None = None, task: Task | None = No
     if made is None or network is None:
         return load(folder)
     try:
-        net = own.rebuild(spec, network.expanduser().resolve())
+        shape = known.get("input") if isinstance(known, dict) else None
+        net = own.rebuild(spec, network.expanduser().resolve(), shape)
     except StfsebError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from stfseb.data.network_entry import NetworkFile, read_source
 from stfseb.errors import StfsebError, unknown
-from stfseb.networks.registry import OWN
+from stfseb.networks.registry import OWN, build, own_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _DIGITS = 12  # of a fingerprint, in messages
 
@@ -43,17 +44,27 @@ def make_own(network: NetworkFile, settings: dict[str, Any], offered: dict[str, 
     make = _find(_module(Path(network.path), network.sha256), network.file, network.make)
     named = _parameters(make)
     arguments = {**{key: value for key, value in offered.items() if key in named}, **settings}
-    about = {"file": network.file, "make": network.make, "sha256": network.sha256, "arguments": arguments}
+    about: dict[str, Any] = {
+        "file": network.file,
+        "make": network.make,
+        "sha256": network.sha256,
+        "arguments": arguments,
+    }
+    if (seed := _fresh_seed()) is not None:
+        about["seed"] = seed
     return _called(make, about, network.path)
 
 
-def rebuild(spec: dict[str, Any], path: Path) -> nn.Module:
+def rebuild(spec: dict[str, Any], path: Path, shape: Sequence[int] | None = None) -> nn.Module:
     """Return the network (for an ensemble the list of them) that a saved model describes, from its file at `path`.
 
-    A file that has changed since is used all the same, with an `OtherNetworkWarning`.
+    A file that has changed since is used all the same, with an `OtherNetworkWarning`. Layers that wait for their first
+    images get one of this shape.
     """
     if spec.get("network") == "list":
-        return nn.ModuleList(rebuild(member, path) for member in spec["members"])
+        return nn.ModuleList(rebuild(member, path, shape) for member in spec["members"])
+    if own_file(spec) is None:  # an ensemble may be of both kinds
+        return build(spec)
     digest = hashlib.sha256(read_source(path)).hexdigest()
     if digest != spec["sha256"]:
         warnings.warn(
@@ -63,26 +74,22 @@ def rebuild(spec: dict[str, Any], path: Path) -> nn.Module:
             stacklevel=3,
         )
     make = _find(_module(path, digest), path.name, spec["make"])
-    about = {"file": spec["file"], "make": spec["make"], "sha256": digest, "arguments": dict(spec["arguments"])}
-    return _called(make, about, str(path))
+    # With the fingerprint of the training's file, also where this one is another: the model may be saved again.
+    about = {**{key: spec[key] for key in ("file", "make", "sha256")}, "arguments": dict(spec["arguments"])}
+    with torch.random.fork_rng(devices=[]):
+        if "seed" in spec:  # tensors that the network draws and that are not among its weights are drawn again
+            about["seed"] = int(spec["seed"])
+            torch.default_generator.manual_seed(about["seed"])
+        net = _called(make, about, str(path))
+        if shape is not None and any(map(is_lazy, [*net.parameters(), *net.buffers()])):
+            _forward(net, tuple(shape), f"{spec['make']} of {path.name}", str(path))
+    return net
 
 
 def check_output(net: nn.Module, network: NetworkFile, shape: tuple[int, int, int], classes: int) -> None:
     """Raise unless the network turns two images of this shape into two rows of as many numbers as there are classes."""
     name, size = f"{network.make} of {network.file}", "x".join(map(str, shape))
-    like = next(net.parameters(), torch.empty(0))
-    if isinstance(like, nn.UninitializedParameter):
-        like = torch.empty(0, device=like.device)
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()  # one image has no batch statistics, and nothing is to be learnt from these
-    try:
-        with torch.no_grad():
-            out = net(torch.full((2, *shape), 0.5, dtype=like.dtype, device=like.device))
-    except Exception as error:
-        raise StfsebError(f"{name} cannot take images of {size}: {_in_words(error, network.path)}") from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    out = _forward(net, shape, name, network.path)
     if not isinstance(out, torch.Tensor):
         raise StfsebError(f"{name} gives a {type(out).__name__}: let forward return a tensor of logits (N, {classes})")
     if tuple(out.shape) != (2, classes):
@@ -90,6 +97,28 @@ def check_output(net: nn.Module, network: NetworkFile, shape: tuple[int, int, in
             f"{name} turns 2 images of {size} into {tuple(out.shape)}, the task's classes ask for (2, {classes}): give "
             "it a last layer with as many outputs, for example by a parameter named classes"
         )
+
+
+def _forward(net: nn.Module, shape: tuple[int, ...], name: str, path: str) -> Any:
+    """Return what the network makes of two grey images; layers that wait for their first have their shapes then."""
+    like = next(net.parameters(), torch.empty(0))
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()  # one image has no batch statistics, and nothing is to be learnt from these
+    try:
+        with torch.no_grad():
+            return net(torch.full((2, *shape), 0.5, dtype=like.dtype, device=like.device))
+    except Exception as error:
+        size = "x".join(map(str, shape))
+        raise StfsebError(f"{name} cannot take images of {size}: {_in_words(error, path)}") from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _fresh_seed() -> int | None:
+    """Return the seed of torch's default generator, None where something has been drawn since it was seeded."""
+    seed = torch.initial_seed()
+    return seed if torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state()) else None
 
 
 def _module(path: Path, sha256: str) -> ModuleType:
@@ -104,7 +133,11 @@ def _module(path: Path, sha256: str) -> ModuleType:
     module.__file__ = str(path)
     sys.modules[name] = module  # what looks a class's module up finds it
     try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+        # Many files seed, or draw, when they are imported. That is once a process, by whichever run comes first: its
+        # weights are to be those of its seed all the same, and what the file draws is to be equal in every process.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         remedy = "mend the file, which must run by itself"

@@ -23,10 +23,12 @@ def spec_of(net: nn.Module) -> dict[str, Any] | None:
 
 
 def own_file(spec: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the part of a spec that names a user's file, of an ensemble its first member's."""
-    members = spec.get("members") if spec.get("network") == "list" else [spec]
-    first = members[0] if isinstance(members, list) and members else None
-    return first if isinstance(first, dict) and "file" in first else None
+    """Return the part of a spec that names a user's file, of an ensemble that of the first member with one."""
+    if spec.get("network") != "list":
+        return spec if {"file", "make", "sha256"} <= spec.keys() else None
+    members = spec.get("members")
+    found = (own_file(one) for one in members if isinstance(one, dict)) if isinstance(members, list) else iter(())
+    return next(filter(None, found), None)
 
 
 def build(spec: dict[str, Any]) -> nn.Module:
