@@ -311,6 +311,7 @@ BROKEN = {
         "cannot be called as ResNet(width=3): missing a required argument: 'widht'; it takes widht",
     ),
     "def ResNet(classes):\n    return 1 / 0": ("ResNet", "(classes=3) of broken.py fails: ZeroDivisionError in line 2"),
+    "def ResNet():\n    raise SystemExit(3)": ("ResNet", "ResNet() of broken.py fails: SystemExit in line 2: 3"),
     "from torch import nn\ndef ResNet(): return nn.Linear(16, 3)": ("ResNet", "2 images of 3x16x16 into (2, 3, 16, 3)"),
     "from torch import nn\ndef ResNet(): return nn.Sequential(nn.Flatten(), nn.Linear(768, 10))": (
         "ResNet",
@@ -451,6 +452,27 @@ def test_a_model_names_its_file_and_never_runs_it(photos, method, settings):
         scores = json.loads(call("evaluate", model, *option, "--json"))
         assert scores["acc"] == pytest.approx(record["metrics"]["acc"])
         assert scores["nll"] == pytest.approx(record["metrics"]["nll"], rel=1e-5)
+
+
+def test_nothing_runs_before_a_network_is_built_or_its_file_is_named(photos):
+    edit(photos, "import torch\n", f"import torch\nopen({str(photos / 'ran')!r}, 'w').close()\n")
+    task = str(photos / "photos.yaml")
+    make_job(task, "map").load()
+    make_plan(task, "map").identity  # noqa: B018
+    assert not (photos / "ran").exists()
+    model = trained(photos, "map")
+    (photos / "ran").unlink()
+    for name in [name for name in sys.modules if name.startswith("stfseb_network_")]:
+        del sys.modules[name]  # as in a new process
+    export = ("export", model, "--program", photos / "x.pt2")
+    for command in (("predict", model, photos / "test"), ("calibrate", model, photos / "test"), export):
+        with pytest.raises(StfsebError, match=r"give --network nets/resnet.py"):
+            call(*command)
+    with pytest.raises(StfsebError, match=r"give --network nets/resnet.py"):
+        call("evaluate", model, "--task", "mini")
+    assert not (photos / "ran").exists()
+    load_model(model, photos / "nets" / "resnet.py")
+    assert (photos / "ran").exists()
 
 
 def test_a_calibrated_model_still_knows_its_file(photos):

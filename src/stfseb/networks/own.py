@@ -196,7 +196,7 @@ def _called(make: Callable[..., Any], about: dict[str, Any], path: str) -> nn.Mo
         pass
     try:
         net = make(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise StfsebError(f"{name}({given}) of {file} fails: {_in_words(error, path)}") from error
     if not isinstance(net, nn.Module):
         what = "None" if net is None else f"a {type(net).__name__}"
