@@ -157,6 +157,37 @@ def test_a_worker_and_the_scheduler_are_killed_and_every_run_is_done_once(tiny, 
             finished.add(line["run"])
 
 
+@pytest.mark.parametrize("moment", ["while an answer is on its way", "before the first task"])
+def test_a_scheduler_lost_at_any_moment_is_said(moment, tiny, tmp_path, monkeypatch):
+    import distributed
+
+    folder, results = tmp_path / "cluster", tmp_path / "results"
+    folder.mkdir()
+    jobs = [make_job(tiny, "map", seed) for seed in range(3)]
+    result, information = distributed.Future.result, distributed.Client.scheduler_info
+
+    def lost_before(future, *arguments, **more):
+        dask.scheduler.kill()
+        return result(future, *arguments, **more)
+
+    def lost_after(client, *arguments, **more):
+        found = information(client, *arguments, **more)
+        dask.scheduler.kill()
+        wait_for(lambda: client.status != "running")
+        return found
+
+    with cluster(folder) as dask:
+        if moment == "before the first task":
+            with distributed.Client(dask.address, set_as_default=False, timeout="60s") as client:
+                client.wait_for_workers(1, timeout=240)
+            monkeypatch.setattr(distributed.Client, "scheduler_info", lost_after)
+        else:
+            monkeypatch.setattr(distributed.Future, "result", lost_before)
+        with pytest.raises(StfsebError, match="the Dask scheduler was lost; 0 of 3 runs are recorded: start the"):
+            run(jobs, results, dask.address)
+    assert not any(claims.holder(job.folder(results)) for job in jobs)
+
+
 DRIVER = """
 import json, sys
 from pathlib import Path

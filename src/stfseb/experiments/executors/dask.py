@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +179,7 @@ class _Driver:
         return list(found.values())
 
     def _check(self) -> None:
-        if self.client.status not in ("running", "connecting"):
+        if self.client.status != "running":  # "connecting": it looks for a scheduler that has gone
             raise self._lost()
 
     def _lost(self) -> StfsebError:
@@ -208,6 +209,7 @@ class _Driver:
         return True
 
     def _submit(self, jobs: Sequence[Planned]) -> None:
+        self._check()
         for entry in jobs:
             note(entry.results, "started", entry.name, executor="dask")
             self.ledger.note(Report(entry.name, "started"))
@@ -244,8 +246,8 @@ class _Driver:
 
     def _take(self, future: Any) -> None:
         jobs = self.flying.pop(future.key)
-        if future.status == "finished":
-            found = future.result()
+        found = self._answer(future) if future.status == "finished" else None
+        if found is not None:
             for entry in jobs:
                 if entry.name in found["runs"]:
                     self._record(entry, found["runs"][entry.name])
@@ -261,6 +263,18 @@ class _Driver:
         else:
             raise self._lost()
         future.release()
+
+    def _answer(self, future: Any) -> dict[str, Any] | None:
+        """Return what a finished task found; None where its worker died with it and working it out again failed."""
+        try:
+            found: dict[str, Any] = future.result()
+        except Exception as error:  # of the task itself, or of the answer's way to here
+            if future.status == "error":
+                return None
+            if isinstance(error, (OSError, CancelledError)):
+                raise self._lost() from error
+            raise
+        return found
 
     def _again(self, jobs: Sequence[Planned], how: str | None, begun: Iterable[str]) -> None:
         for entry in jobs:
