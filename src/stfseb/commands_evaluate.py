@@ -41,8 +41,9 @@ def evaluate(
         raise StfsebError("the model does not say on which task it was trained: give --task")
     if task is None and name not in task_names():
         raise StfsebError(f"the model was trained on a task of your own, '{name}': give its file, --task {name}.yaml")
-    method = load_model(model, network, load_task(name))
-    data = load_task(name).load()
+    asked = load_task(name)
+    method = load_model(model, network, asked)
+    data = asked.load()
     _check_suits(method.provenance, data)
     method.to(_device(device))
     found = evaluate_method(method, data.test, data.ood, samples=samples or data.task.training["test_samples"])
