@@ -58,9 +58,33 @@ def test_slopes_are_the_gradients():
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_compiler_is_told_the_shapes_and_strides(dtype):
-    jacobian, scale, slope = made(6, 2, 11, dtype)
+TYPES = [
+    (torch.float32, torch.float32),
+    (torch.float64, torch.float64),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.float32),  # what autocast made of J, with scales as they are
+    (torch.float32, torch.float64),
+]
+
+
+def check_promises(types, device):
+    jacobian, scale, slope = made(6, 2, 11, types[0], device)
+    scale = scale.to(types[1])
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(row_gram, (jacobian, scale), test_utils=checks)
     torch.library.opcheck(row_slopes, (jacobian, scale, slope), test_utils=checks)
+    by_jacobian, by_scale = row_slopes(jacobian, scale, slope)
+    assert (by_jacobian.dtype, by_scale.dtype) == types
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_a_compiler_is_told_types_shapes_and_strides(types):
+    check_promises(types, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_a_compiler_is_told_those_of_the_card(types):
+    check_promises(types, "cuda")

@@ -89,6 +89,24 @@ def test_weight_gram_is_that_of_the_jacobian(groups, block, monkeypatch):
     assert torch.autograd.gradcheck(weight_gram, (g, patches, scale))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weight_gram_s_gradient_leaves_autocast(compiled):
+    torch.manual_seed(0)
+    tensors = torch.randn(2, 3, 1, 4, 5), torch.randn(3, 1, 6, 5), torch.rand(24)
+    tensors = [tensor.requires_grad_() for tensor in tensors]
+
+    def total(g, patches, scale):
+        with torch.autocast("cpu", enabled=False):
+            return weight_gram(g, patches, scale).square().sum()
+
+    wanted = torch.autograd.grad(total(*tensors), tensors)
+    run = torch.compile(total, backend="aot_eager", dynamic=False) if compiled else total
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(run(*tensors), tensors)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
+
+
 def test_sums_in_parts_are_the_product():
     torch.manual_seed(0)
     g, patches, scale = torch.randn(2, 3, 1, 90, 1), torch.randn(3, 1, 101, 1), torch.rand(9090)

@@ -44,12 +44,16 @@ def row_gram(jacobian: Tensor, scale: Tensor) -> Tensor:
 
 @torch.library.custom_op("stfseb::row_slopes", mutates_args=())
 def row_slopes(jacobian: Tensor, scale: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Return W (N, n, P) and b (P) from J (N, n, P), scales (P) and D (n, N, N) in float64."""
+    """Return W (N, n, P) in J's type and b (P) in that of the scales, from J (N, n, P), scales (P) and D (n, N, N).
+
+    D is float64.
+    """
     found: tuple[Tensor, Tensor] | None = _on_card("slopes", jacobian, scale, slope)
     if found is not None:
         return found
     scaled = (slope @ (jacobian * scale).transpose(0, 1).double()).transpose(0, 1).to(jacobian.dtype)
-    return (scaled * scale).contiguous(), (scaled * jacobian).sum((0, 1))
+    by_jacobian, by_scale = (scaled * scale).contiguous(), (scaled * jacobian).sum((0, 1))
+    return by_jacobian.to(jacobian.dtype), by_scale.to(scale.dtype)
 
 
 @row_gram.register_fake
@@ -65,10 +69,10 @@ def _(jacobian: Tensor, scale: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     return jacobian.new_empty(jacobian.shape), scale.new_empty(scale.shape)
 
 
-def _on_card(name: str, jacobian: Tensor, *others: Tensor) -> Any | None:
+def _on_card(name: str, jacobian: Tensor, scale: Tensor, *others: Tensor) -> Any | None:
     """Return what the kernel does, None where there is none for this J."""
-    if jacobian.device.type != "cuda" or jacobian.dtype != torch.float32:
+    if jacobian.device.type != "cuda" or not jacobian.dtype == scale.dtype == torch.float32:
         return None
     key = jacobian.device, len(jacobian) > 16  # few rows have smaller tiles
-    tensors = [tensor.contiguous() for tensor in (jacobian, *others)]
+    tensors = [tensor.contiguous() for tensor in (jacobian, scale, *others)]
     return on_card(_KERNELS, name, key, "a product in float64", *tensors)

@@ -122,25 +122,30 @@ class WeightGram(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients by g, the patches and the scales."""
+        """Return the gradients by g, the patches and the scales; never in bf16, in which J would be another one."""
         g, patches, scale = ctx.saved_tensors
-        by_scale, by_patches, by_g = torch.zeros_like(scale), torch.zeros_like(patches), []
-        both = outer + outer.mT
-        size = _classes(g, scale)
-        for part, slope in zip(g.split(size), both.split(size), strict=True):
-            by_jacobian, by_part = row_slopes(_jacobian(part, patches), scale, slope)
-            by_scale = by_scale + by_part
-            count, rows, groups, outputs, _ = part.shape
-            flat = by_jacobian.view(rows, count, groups, outputs, -1).transpose(1, 2).flatten(2, 3)
-            by_patches = by_patches + flat.mT @ _grouped(part)
-            by_g.append((flat @ patches).unflatten(2, (count, outputs)).permute(2, 0, 1, 3, 4))
-        return torch.cat(by_g).contiguous(), by_patches.mT.contiguous().mT, by_scale
+        with torch.autocast(outer.device.type, enabled=False):
+            return _gram_slopes(g, patches, scale, outer)
 
 
 def weight_gram(g: Tensor, patches: Tensor, scale: Tensor) -> Tensor:
     """Return J diag(s^2) J' of a layer's weights; see `WeightGram`."""
     out: Tensor = WeightGram.apply(g, patches, scale)  # type: ignore[no-untyped-call]
     return out
+
+
+def _gram_slopes(g: Tensor, patches: Tensor, scale: Tensor, outer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    by_scale, by_patches, by_g = torch.zeros_like(scale), torch.zeros_like(patches), []
+    both = outer + outer.mT
+    size = _classes(g, scale)
+    for part, slope in zip(g.split(size), both.split(size), strict=True):
+        by_jacobian, by_part = row_slopes(_jacobian(part, patches), scale, slope)
+        by_scale = by_scale + by_part
+        count, rows, groups, outputs, _ = part.shape
+        flat = by_jacobian.view(rows, count, groups, outputs, -1).transpose(1, 2).flatten(2, 3)
+        by_patches = by_patches + flat.mT @ _grouped(part)
+        by_g.append((flat @ patches).unflatten(2, (count, outputs)).permute(2, 0, 1, 3, 4))
+    return torch.cat(by_g).contiguous(), by_patches.mT.contiguous().mT, by_scale
 
 
 def _classes(g: Tensor, scale: Tensor) -> int:

@@ -128,12 +128,17 @@ class StaticStep:
     # The step ----------------------------------------------------------------------------------------
 
     def __call__(self) -> None:
-        """Make one step with the minibatch that the counter points at, and move the counter on."""
-        x, y, draw = self._inputs()
-        lanes = self._lanes()
-        terms = self.forward(x, y, draw, lanes)
-        loss = torch.stack([*terms]).sum() / self.batches.batch_size
-        loss.backward()
+        """Make one step with the minibatch that the counter points at, and move the counter on.
+
+        A backward pass inside of autocast, and one compiled there, runs in bf16 even what the forward pass took out
+        of it. So autocast is off here, and `_terms` switches it on for the forward pass alone.
+        """
+        with torch.autocast(self.device.type, enabled=False):
+            x, y, draw = self._inputs()
+            lanes = self._lanes()
+            terms = self.forward(x, y, draw, lanes)
+            loss = torch.stack([*terms]).sum() / self.batches.batch_size
+            loss.backward()
         self.update()
         self.sums += torch.stack([term.detach() for term in terms]).double()
         self.counter += 1
