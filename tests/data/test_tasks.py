@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,8 @@ PAPER = {
     "organamnist": (3.0, 0.3, "small", "organcmnist", {"organsmnist"}, False, 11),
 }
 # What searches have chosen since stands in place of the paper's dof and the default sigma and tau.
-SEARCHED = {"mnist": "26e84ba3", "fmnist": "26e84ba3"}
+SEARCHED = {"mnist": "26e84ba3", "fmnist": "26e84ba3", "cifar10": "26e84ba3"}
+NOT_YET = {("cifar10", "gfsvi")}  # its search has not been run
 METHODS = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
 
 
@@ -38,8 +40,7 @@ def chosen(name, method):
     return next(t for t in found["trials"] if t["index"] == found["choices"]["ours"]["trial"])["params"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.parametrize(("name", "method"), [c for c in product(SEARCHED, METHODS) if c not in NOT_YET])
 def test_presets_that_were_searched_are_those_of_the_recorded_search(name, method):
     assert load_task(name).presets[method].items() >= chosen(name, method).items()
 
