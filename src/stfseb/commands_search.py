@@ -29,6 +29,10 @@ def search(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="At most this many epochs a trial; by default the task's.")
     ] = None,
+    finalists: Annotated[
+        int,
+        typer.Option(help="Train so many of the best short trials as long as the task does, and choose among them."),
+    ] = 0,
     width: Annotated[int, typer.Option(min=1, help="Trials trained at a time on a CUDA device.")] = 3,
     storage: Annotated[
         str | None, typer.Option(help="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DB; workers share it.")
@@ -49,7 +53,8 @@ def search(
     """Search a method's settings: random draws, trained together, chosen on validation and context images alone.
 
     The same command again goes on where it was left; started several times at once, on one machine or (with a
-    PostgreSQL storage) on many, it is as many workers on one search.
+    PostgreSQL storage) on many, it is as many workers on one search. With --epochs and --finalists the trials are short
+    and make a short list, whose settings are then trained in full.
     """
     from rich.console import Console
 
@@ -67,13 +72,11 @@ def search(
     from stfseb.experiments.search.progress import SearchProgress
     from stfseb.experiments.search.pruning import Pruning
     from stfseb.experiments.search.worker import search as run_search
-    from stfseb.report.search import write_search_figure
     from stfseb.training.interrupts import Interrupted
 
     plan = make_plan(
         task, method, space, seed=seed, training={} if epochs is None else {"epochs": epochs}, context=context
     )
-    folder = out / "searches" / plan.name
     try:
         with _stoppable(), SearchProgress(Console(stderr=True), show=not quiet) as progress:
             found = run_search(
@@ -86,20 +89,31 @@ def search(
                 pruning=Pruning() if prune else None,
                 grace=grace,
                 watcher=progress,
+                finalists=finalists,
             )
     except Interrupted as stop:  # in the middle of training
         raise stop.with_remedy(_GO_ON) from None
-    figures = write_search_figure(found, folder)
     _print(screen, found)
-    named = ["search.json", "preset.yaml", *(path.name for path in figures)]
-    screen.print(f"Written to {folder}: {', '.join(named)}", highlight=False, soft_wrap=True)
+    _print_files(screen, found, out, "Written to")
+    if found["study"] != plan.name:
+        first = read_search(out / "searches" / plan.name)
+        _print_files(screen, first, out, f"The {trials} trials that the finalists are from, in")
+
+
+def _print_files(screen: Console, found: dict[str, Any], out: Path, where: str) -> None:
+    """Write a search's picture, and say which files there are."""
+    from stfseb.report.search import write_search_figure
+
+    folder = out / "searches" / found["study"]
+    named = ["search.json", "preset.yaml", *(path.name for path in write_search_figure(found, folder))]
+    screen.print(f"{where} {folder}: {', '.join(named)}", highlight=False, soft_wrap=True)
 
 
 def _print(screen: Console, found: dict[str, Any]) -> None:
-    from stfseb.report.search import search_in_words, search_table
+    from stfseb.report.search import ranks_in_words, search_in_words, search_table
 
     screen.print(search_table(found, screen.width))
-    for line in [*search_in_words(found), *(f"note: {note}" for note in found["notes"])]:
+    for line in [*search_in_words(found), *ranks_in_words(found), *(f"note: {note}" for note in found["notes"])]:
         screen.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

@@ -130,6 +130,37 @@ def test_a_search_killed_again_and_again_ends_as_one_left_alone(tmp_path):
         assert a | {"seconds": 0} == b | {"seconds": 0}  # bit for bit, but for the clock
 
 
+def test_two_workers_one_killed_and_a_final(url, tmp_path):
+    """One dies with a trial in its hands; the other waits for it, and only then trains the finalists."""
+    task = tiny_task(tmp_path / "task", train=96, validation=64, context=64, epochs=3)
+    words = [sys.executable, "-m", "stfseb.cli", "search", task, "--method", "mcdropout", "--space", "extended"]
+    words += ["--trials", 12, "--epochs", 2, "--finalists", 3, "--grace", 4, "--device", "cpu"]
+    words += ["--storage", url, "--out", tmp_path / "out"]
+    begun = [
+        subprocess.Popen(
+            [str(w) for w in words], env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    begun[0].stderr.readline()  # a trial is finished, and the next one is begun
+    begun[0].kill()
+    begun[0].communicate()
+    out, said = begun[1].communicate(timeout=300)
+    assert begun[1].returncode == 0, said
+    first, final = (read_search(folder) for folder in sorted((tmp_path / "out" / "searches").iterdir()))
+    assert [t["index"] for t in first["trials"]] == list(range(12))
+    assert [t["index"] for t in final["trials"]] == list(range(3))
+    lines = said.splitlines()
+    middle = lines.index("3 finalists of 12 trials, now trained to the task's 3 epochs")
+    assert not any("/3 · #" in line for line in lines[:middle])
+    assert sum("/3 · #" in line for line in lines[middle:]) == 3
+    assert "finalist" in out
+    again = subprocess.run([str(w) for w in words], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0
+    assert "/3 · #" not in again.stderr
+    assert "/12 · #" not in again.stderr
+
+
 def test_sigterm_gives_the_trial_back_at_once(tmp_path):
     task = tiny_task(tmp_path / "task", train=96, validation=64, context=64, epochs=100_000)  # it never gets there
     task.write_text(task.read_text().replace("lr: 0.002", "lr: 0.002, patience: 100000"))

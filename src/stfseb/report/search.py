@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stfseb.experiments.search.finals import called, epochs, rank_correlation, standings
 from stfseb.files import write_bytes
 from stfseb.report.style import FAMILIAR, INK, UNFAMILIAR, plain_ticks, rendered, styled
 
@@ -42,14 +43,17 @@ def search_table(found: Search, width: int = 120, top: int = 10) -> Table:
     whole.sort(key=lambda t: float(t["metrics"]["tempered_nll"]))
     rows = [t for place, t in enumerate(whole) if place < top or t["index"] in chosen.values()]
     settings = list(found["plan"]["choices"])
-    columns = {"trial": [str(trial["index"]) for trial in rows]}
+    final = found["plan"].get("shortlist") is not None
+    columns = {"finalist" if final else "trial": [str(trial["index"]) for trial in rows]}
     columns |= {name: [_setting(trial["params"][name]) for trial in rows] for name in settings}
     columns |= {name: [show(trial) for trial in rows] for name, (_, show) in _FIGURES.items()}
     rules = [[rule for rule, index in chosen.items() if index == trial["index"]] for trial in rows]
     columns["chosen by"] = [", ".join(names) for names in rules]
     spare = width - 1 - sum(max(map(len, (name, *cells))) + 1 for name, cells in columns.items())
     shown = [name for name in columns if spare >= 0 or name not in _FIGURES or _FIGURES[name][0]]
-    title = f"{found['study']}: best of {len(found['trials'])} trials, on validation images"
+    title = (
+        f"{found['study']}: best of {len(found['trials'])} {'finalists' if final else 'trials'}, on validation images"
+    )
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1 if spare >= 2 * len(columns) else 0))
     for name in shown:
         table.add_column(name, justify="left" if name == "chosen by" else "right", no_wrap=True)
@@ -67,14 +71,28 @@ def search_in_words(found: Search) -> list[str]:
     words = "repeats an earlier draw and was" if again == 1 else "repeat earlier draws and were"
     repeats = f"; {again} {words} not trained again" if again else ""
     count = f"{len(trials)}" if len(trials) == found["asked"] else f"{len(trials)} of {found['asked']}"
-    lines = [f"{count} trials finished ({ends or 'none'}{repeats}), {seconds:.0f} s of training."]
+    kind = "trials" if found["plan"].get("shortlist") is None else "finalists"
+    lines = [f"{count} {kind} finished ({ends or 'none'}{repeats}), {seconds:.0f} s of training."]
     for rule, choice in found["choices"].items():
         if choice["trial"] is None:
             lines.append(f"{rule}: none ({choice['why']})")
             continue
         trial = next(t for t in trials if t["index"] == choice["trial"])
         settings = ", ".join(f"{name} {_setting(value)}" for name, value in trial["params"].items())
-        lines.append(f"{rule}: trial {trial['index']}, {settings} ({choice['why']})")
+        lines.append(f"{rule}: {called(found, trial['index'])}, {settings} ({choice['why']})")
+    return lines
+
+
+def ranks_in_words(found: Search) -> list[str]:
+    """Return of a final how each finalist stood after its short trial and stands now, a line each; else nothing."""
+    lines = []
+    for one in standings(found):
+        before = f"{one.before:.4f} after {epochs(found['plan']['shortlist']['epochs'])}"
+        after = one.outcome if one.after is None else f"{one.after:.4f} after {epochs(one.epochs)}"
+        ranks = f"rank {one.rank_before} -> {one.rank_after or 'none'}"
+        lines.append(f"{called(found, one.index)}: {ranks}, NLL at T {before} -> {after}")
+    if (same := rank_correlation(found)) is not None:
+        lines.append(f"Spearman's correlation of the two ranks: {same:.2f}")
     return lines
 
 
@@ -97,7 +115,12 @@ def search_figure(found: Search, *, small: bool = False, title: str = "") -> Fig
         ax = figure.subplots()
         x = [t["metrics"]["tempered_nll"] for t in whole]
         y = [100 * t["metrics"]["tempered_auroc"] for t in whole]
-        ax.scatter(x, y, s=16, color=FAMILIAR, linewidths=0, zorder=2, label="trials")
+        kind = "trials" if found["plan"].get("shortlist") is None else "finalists"
+        ax.scatter(x, y, s=16, color=FAMILIAR, linewidths=0, zorder=2, label=kind)
+        if kind == "finalists":  # few, and named in the table by their numbers
+            for one, *place in zip(whole, x, y, strict=True):
+                ax.annotate(str(one["index"]), (place[0], place[1]), (9, 0), textcoords="offset points", va="center")
+            ax.margins(0.08)
         edge = low["tempered_nll"] + low["tempered_nll_se"]
         ax.axvspan(
             low["tempered_nll"], edge, color=FAMILIAR, alpha=0.25, linewidth=0, label="within one standard error"
@@ -113,7 +136,7 @@ def search_figure(found: Search, *, small: bool = False, title: str = "") -> Fig
             plain_ticks(ax.xaxis)
         else:
             ax.xaxis.set_major_locator(MaxNLocator(4 if small else 7))
-        usual = f"{found['task_title']}: {len(whole)} trials of {method_class(found['plan']['method']).label}"
+        usual = f"{found['task_title']}: {len(whole)} {kind} of {method_class(found['plan']['method']).label}"
         ax.set_title(title or usual)
         ax.set_xlabel("validation NLL after one temperature, nats")
         ax.set_ylabel("AUROC, %" if small else "AUROC against held-back context, %")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.experiments.paper.plan import label_of
 from stfseb.report.paper_section import grid_files
 from stfseb.report.results_words import code_words
-from stfseb.report.search import search_figure, search_in_words
+from stfseb.report.search import ranks_in_words, search_figure, search_in_words
 from stfseb.report.searches import epochs_of, in_order, search_command, search_grid, task_of, trials_in_words
 from stfseb.report.style import inline_svg, rendered
 
@@ -52,7 +52,8 @@ def _by_now(finished: int, asked: int, written: int) -> str:
 def _plot(search: Mapping[str, Any], files: dict[Path, bytes]) -> dict[str, Any] | None:
     from markupsafe import Markup
 
-    title = f"{task_of(search)}, {label_of(search['plan']['method'])}, {epochs_of(search)}"
+    final = "" if search["plan"].get("shortlist") is None else "finalists, "
+    title = f"{task_of(search)}, {label_of(search['plan']['method'])}, {final}{epochs_of(search)}"
     figure = search_figure(dict(search), small=True, title=title)
     if figure is None:
         return None
@@ -70,5 +71,6 @@ def _about(search: Mapping[str, Any]) -> dict[str, Any]:
         "command": search_command(search),
         "code": code_words(search.get("code") or {}),
         "chosen": search_in_words(dict(search))[1:],
+        "ranks": ranks_in_words(dict(search)),
         "notes": [str(note) for note in search.get("notes") or ()],
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task, task_names
 from stfseb.experiments.paper.plan import METHODS, label_of, task_label
+from stfseb.experiments.search.finals import called, epochs
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.results_words import code_words
 
@@ -71,7 +72,9 @@ def task_of(found: Mapping[str, Any]) -> str:
 def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, ...]:
     different, space = _different(found), str(found["plan"]["space"])
     repeated = (f"{different} different",) if different < len(found["trials"]) else ()
-    below = (*repeated, f"{space} grid", epochs_of(found))
+    listed = found["plan"].get("shortlist")
+    final = () if listed is None else (f"finalists of {listed['trials']}",)
+    below = (*final, *repeated, f"{space} grid", epochs_of(found))
     count = Cell(str(len(found["trials"])), len(found["trials"]), below=below)
     trial = next((t for t in found["trials"] if t["index"] == choice["trial"]), None)
     if trial is None:
@@ -83,7 +86,7 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
     preset = load_task(task).presets.get(found["plan"]["method"]) if task in task_names() else None
     return (
         count,
-        Cell(f"trial {trial['index']}"),
+        Cell(called(found, trial["index"])),
         Cell(settings),
         Cell(f"{trial['nll']:.4f}", trial["nll"]),
         Cell(f"{m['tempered_nll']:.4f}", m["tempered_nll"]),
@@ -95,8 +98,7 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
 
 def epochs_of(found: Mapping[str, Any]) -> str:
     """Return how long each trial was trained at most."""
-    epochs = found["plan"]["training"]["epochs"]
-    return f"{epochs} epoch{'s' * (epochs != 1)}"
+    return epochs(found["plan"]["training"]["epochs"])
 
 
 def _grid_ends(searches: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -121,7 +123,9 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
     ends = ", ".join(f"{n} {name}" for name, n in counts.items())
     different = _different(found)
     drawn = f", {different} different settings" if different < done else ""  # a draw that came before is not trained
-    return f"{done if done == asked else f'{done} of {asked}'} trials ({ends}{drawn})"
+    listed = found["plan"].get("shortlist")
+    kind = "trials" if listed is None else f"finalists of {listed['trials']} trials of {epochs(listed['epochs'])}"
+    return f"{done if done == asked else f'{done} of {asked}'} {kind} ({ends}{drawn})"
 
 
 def _different(found: Mapping[str, Any]) -> int:
@@ -130,10 +134,14 @@ def _different(found: Mapping[str, Any]) -> int:
 
 def search_command(found: Mapping[str, Any]) -> str:
     """Return the command that makes a search."""
-    plan = found["plan"]
-    words = ["stfseb search", plan["task"], "--method", plan["method"], "--trials", str(found["asked"])]
+    plan, listed = found["plan"], found["plan"].get("shortlist")
+    trials, length = found["asked"], plan["training"]["epochs"]
+    if listed is not None:
+        trials, length = listed["trials"], listed["epochs"]
+    words = ["stfseb search", plan["task"], "--method", plan["method"], "--trials", str(trials)]
     words += ["--space", plan["space"]] if plan["space"] != "paper" else []
-    if plan["task"] in task_names() and plan["training"]["epochs"] != load_task(plan["task"]).training["epochs"]:
-        words += ["--epochs", str(plan["training"]["epochs"])]
+    if listed is not None or (plan["task"] in task_names() and length != load_task(plan["task"]).training["epochs"]):
+        words += ["--epochs", str(length)]
+    words += [] if listed is None else ["--finalists", str(listed["asked"])]
     words += ["--seed", str(plan["seed"])] if plan["seed"] else []
     return " ".join([*words, *(["--context", plan["context"]] if plan["context"] else [])])

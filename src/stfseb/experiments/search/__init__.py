@@ -5,6 +5,7 @@ store.py     the trials in SQLite or PostgreSQL: who has which, who is done, who
 trials.py    training the trials as a population and measuring each, on validation and held-back context images
 pruning.py   when a trial is hopeless, and the replay that shows whether a winner would have been lost
 rules.py     which trial is chosen: the paper's rule and ours
+finals.py    the short list of the best trials, and how finalists stand before and after full training
 worker.py    one worker from the first claim to the last trial
 outcome.py   search.json and preset.yaml
 """

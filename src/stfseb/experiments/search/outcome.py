@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
+from stfseb.experiments.search.finals import called
 from stfseb.experiments.search.rules import RULES, choose
 from stfseb.files import read_json, write_text
 
@@ -65,8 +66,12 @@ def write_search(folder: Path, found: dict[str, Any]) -> tuple[Path, Path]:
 def preset(found: dict[str, Any]) -> str:
     """Return the two choices as the `presets` of a task, each with where it comes from."""
     method, task = found["plan"]["method"], found["plan"]["task"]
+    listed = found["plan"].get("shortlist")
+    count = f"by a search of {found['asked']} trials"
+    if listed is not None:
+        count = f"among {found['asked']} finalists of {listed['trials']} trials"
     lines = [
-        f"# Found by a search of {found['asked']} trials of {method} on {task}: study {found['study']}.",
+        f"# Found {count} of {method} on {task}: study {found['study']}.",
         "# Put the `presets` of one of the two into the task's entry in tasks.yaml, or into your own task file.",
     ]
     for rule, choice in found["choices"].items():
@@ -75,7 +80,7 @@ def preset(found: dict[str, Any]) -> str:
             continue
         settings = ", ".join(f"{name}: {_yaml(value)}" for name, value in choice["settings"].items())
         lines += [
-            f"{rule}:  # trial {choice['trial']}: {choice['why']}",
+            f"{rule}:  # {called(found, choice['trial'])}: {choice['why']}",
             f"  presets: {{{method}: {{{settings}}}}}",
         ]
     return "\n".join(lines) + "\n"
@@ -87,6 +92,14 @@ def _yaml(value: Any) -> str:
         text = repr(value)
         return text.replace("e", ".0e") if "e" in text and "." not in text else text.replace("inf", ".inf")
     return json.dumps(value)
+
+
+def finished_trials(folder: Path, plan: Plan, data: dict[str, Any]) -> list[Trial]:
+    """Return what a search.json in a folder has of this very search, on these images; none where it is of another."""
+    if not (folder / "search.json").exists():
+        return []
+    found = read_search(folder)
+    return list(found["trials"]) if (found.get("plan"), found.get("data")) == (plan.identity, data) else []
 
 
 def read_search(path: Path) -> dict[str, Any]:

@@ -12,13 +12,16 @@ import json
 import warnings
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import definition_of, load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import Job, make_job
 from stfseb.methods.registry import key_of
 from stfseb.methods.search_spaces import Space, search_space
+
+if TYPE_CHECKING:
+    from stfseb.experiments.search.finals import Shortlist
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Plan:
     base: dict[str, Any]  # settings that are not searched: the task's preset
     training: dict[str, Any]  # complete
     context: str | None = None
+    shortlist: Shortlist | None = None  # of a final: the trials of another study that are tried in place of draws
 
     @property
     def choices(self) -> Space:
@@ -42,13 +46,20 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """Return what must be equal for two workers to share a study; files edited later do not change it."""
         known = {**asdict(self), "task": load_task(self.task).name, "choices": self.choices}
+        if self.shortlist is None:
+            del known["shortlist"]  # studies that were begun before there were finals have no such entry
         if definition := definition_of(self.task):
             known["task file"] = definition
         return json.loads(json.dumps(known))  # type: ignore[no-any-return]
 
     @property
     def name(self) -> str:
-        """Return the study's name: TASK-METHOD-SPACE, and a fingerprint of what is not the task's default."""
+        """Return the study's name: TASK-METHOD-SPACE, and a fingerprint of what is not the task's default.
+
+        A final has the name of the study that its short list is from, and says how many there are of how many trials.
+        """
+        if self.shortlist is not None:
+            return f"{self.shortlist.of}-final{self.shortlist.asked}of{self.shortlist.trials}"
         task = load_task(self.task)
         plain = (self.seed, self.context, self.training) == (0, None, dict(task.training))
         name = f"{task.name}-{self.method}-{self.space}"
@@ -60,6 +71,11 @@ class Plan:
 
     def draws(self, count: int) -> list[dict[str, Any]]:
         """Return the settings of trials 0 ... count - 1."""
+        if self.shortlist is not None:
+            listed = self.shortlist.finalists
+            if count > len(listed):
+                raise StfsebError(f"the final {self.name} has {len(listed)} finalists, not {count}")
+            return [dict(one["params"]) for one in listed[:count]]
         import optuna
 
         with warnings.catch_warnings():

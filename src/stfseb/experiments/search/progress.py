@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from stfseb.experiments.search.plan import Plan
     from stfseb.experiments.search.rules import Trial
     from stfseb.experiments.search.store import Claim
     from stfseb.experiments.search.trials import History
@@ -29,8 +30,9 @@ class SearchProgress(Watcher):
         self.lines = show and not self.live
         self.running: dict[int, str] = {}
         self.told_waiting = False
+        self.unit = "trial"
         self.bar = Progress(
-            TextColumn("[bold]search[/]"),
+            TextColumn("[bold]{task.description}[/]"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -49,13 +51,26 @@ class SearchProgress(Watcher):
     ) -> None:
         self.bar.stop()
 
+    def final(self, plan: Plan) -> None:
+        """Say that the trials are over and how many of them go on."""
+        if self.lines or self.live:
+            assert plan.shortlist is not None
+            self._say(f"{plan.shortlist.in_words}, now trained to the task's {plan.training['epochs']} epochs")
+        self.unit = "finalist"
+        self.running.clear()
+        self.told_waiting = False
+        self.bar.remove_task(self.task)
+
     def start(self, trials: list[Trial], total: int) -> None:
         """Show where the search stands."""
         self.total, self.before, self.begun = total, len(trials), time.perf_counter()
-        self.task = self.bar.add_task("", total=total, completed=len(trials), figures="")
+        name = "search" if self.unit == "trial" else "final"
+        self.task = self.bar.add_task(name, total=total, completed=len(trials), figures="")
         if trials and (self.lines or self.live):
-            more = "going on" if len(trials) < total else "nothing is left to train (a larger --trials adds draws)"
-            self._say(f"{len(trials)} of {total} trials are finished already; {more}")
+            adds = "adds draws" if self.unit == "trial" else "takes more"
+            more = f"no {self.unit} is left to train (a larger --{self.unit}s {adds})"
+            more = "going on" if len(trials) < total else more
+            self._say(f"{len(trials)} of {total} {self.unit}s are finished already; {more}")
 
     def epoch(self, claim: Claim, history: History) -> None:
         """Show the epoch of each trial under way."""
@@ -75,7 +90,8 @@ class SearchProgress(Watcher):
     def waiting(self, trials: list[Trial]) -> None:
         """Say once that the rest is with other workers."""
         if (self.lines or self.live) and not self.told_waiting:
-            self._say(f"{self.total - len(trials)} trials are with other workers, or were with one that died; waiting")
+            rest = f"{self.total - len(trials)} {self.unit}s are"
+            self._say(f"{rest} with other workers, or were with one that died; waiting")
         self.told_waiting = True
         if self.live:
             self.bar.update(self.task, completed=len(trials))

@@ -4,7 +4,8 @@ All draws are put into the study when it is made, each with its number k as `ind
 construction: a worker takes a waiting draw or none. A worker shows that it lives by heartbeats; when they stop, the
 trial is failed and its draw waits again, with the same settings. Every write happens under one lock, an advisory
 lock in PostgreSQL and an flock beside an SQLite file, which the system takes back from a worker that dies.
-A draw that repeats an earlier one is not trained again: it gets that one's result.
+A draw that repeats an earlier one is not trained again: it gets that one's result. Draws that the study does not have
+yet and a search.json has as finished are put in finished, so that a search goes on where its study is not kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from optuna import Study
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, TrialState
 
     from stfseb.experiments.search.rules import Trial
 
@@ -51,6 +52,7 @@ class Store:
         plan: what is searched; a study that was begun with another plan is refused.
         total: trials in all; draws beyond those the study has are added to it.
         facts: more that all workers must agree on (fingerprints of the data).
+        known: finished trials of the same plan and facts, from where the study itself is not.
         heartbeat: seconds between signs of life.
         grace: seconds of silence after which a worker is taken for dead.
     """
@@ -62,6 +64,7 @@ class Store:
         total: int,
         *,
         facts: dict[str, Any] | None = None,
+        known: Iterable[Trial] = (),
         heartbeat: int = 10,
         grace: int = 60,
     ) -> None:
@@ -84,7 +87,7 @@ class Store:
                 opened.callback(self.storage.engine.dispose)
                 self.study: Study = optuna.create_study(storage=self.storage, study_name=plan.name, load_if_exists=True)
                 self._agree({"plan": plan.identity, **(facts or {})})
-                self._enqueue()
+                self._enqueue({t["index"]: t for t in known})
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Store:
@@ -195,7 +198,7 @@ class Store:
                     "use the same data and options, or another storage (--out or --storage)"
                 )
 
-    def _enqueue(self) -> None:
+    def _enqueue(self, known: dict[int, Trial]) -> None:
         import optuna
 
         have = len(self._by_index())
@@ -204,11 +207,13 @@ class Store:
         for index, params in enumerate(self.plan.draws(self.total)):
             earlier = first.setdefault(json.dumps(params, sort_keys=True), index)
             if index >= have:
-                attrs = {"index": index} | ({"same_as": earlier} if earlier != index else {})
+                attrs: dict[str, Any] = {"index": index} | ({"same_as": earlier} if earlier != index else {})
+                state, value = optuna.trial.TrialState.WAITING, None
+                if index in known and known[index]["params"] == params:
+                    kept = {k: v for k, v in known[index].items() if k not in ("index", "params", "same_as")}
+                    attrs["result"], (state, value) = kept, _end_state(kept)
                 self.study.add_trial(
-                    optuna.create_trial(
-                        state=optuna.trial.TrialState.WAITING, params=params, distributions=spaces, user_attrs=attrs
-                    )
+                    optuna.create_trial(state=state, value=value, params=params, distributions=spaces, user_attrs=attrs)
                 )
 
     def _settle(self) -> dict[int, list[FrozenTrial]]:
@@ -252,14 +257,9 @@ class Store:
         )
 
     def _write(self, identifier: int, number: int, result: dict[str, Any]) -> None:
-        from optuna.trial import TrialState
-
-        outcome = result["outcome"]
-        assert outcome in _FINISHED, outcome
+        state, value = _end_state(result)
         self.storage.set_trial_user_attr(identifier, "result", result)
-        states = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
-        value = result["nll"] if outcome == "complete" else None
-        self.study.tell(number, value, state=states.get(outcome, TrialState.FAIL))
+        self.study.tell(number, value, state=state)
 
     def _by_index(self) -> dict[int, list[FrozenTrial]]:
         found: dict[int, list[FrozenTrial]] = {}
@@ -275,6 +275,16 @@ class Store:
                         self.storage.record_heartbeat(identifier)
             except Exception:
                 continue  # a storage that is away for a moment: the next claim or the next beat will tell
+
+
+def _end_state(result: dict[str, Any]) -> tuple[TrialState, float | None]:
+    """Return how optuna calls the end of a trial, and its value."""
+    from optuna.trial import TrialState
+
+    outcome = result["outcome"]
+    assert outcome in _FINISHED, outcome
+    states = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
+    return states.get(outcome, TrialState.FAIL), result["nll"] if outcome == "complete" else None
 
 
 def _end(tries: list[FrozenTrial]) -> FrozenTrial | None:

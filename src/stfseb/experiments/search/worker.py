@@ -1,4 +1,7 @@
-"""One worker of a search: claim, train, measure, write down, until the asked number of trials is finished."""
+"""One worker of a search: claim, train, measure, write down, until the asked number of trials is finished.
+
+With finalists it then does the same on the final, a study of its own (finals.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
-from stfseb.experiments.search.outcome import outcome_of, write_search
+from stfseb.experiments.search.finals import check_finalists, epochs, final_plan
+from stfseb.experiments.search.outcome import finished_trials, outcome_of, write_search
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
 from stfseb.experiments.search.store import Store
 from stfseb.experiments.search.trials import Trainer, search_data
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
 
 class Watcher:
     """Hears what a search does; every method may be overridden."""
+
+    def final(self, plan: Plan) -> None:
+        """The trials are all finished; the finalists of this plan's short list come next, and `start` again."""
 
     def start(self, trials: list[Trial], total: int) -> None:
         """The study is open, with these trials finished already."""
@@ -50,11 +57,16 @@ def search(
     pruning: Pruning | None = None,
     grace: int = 60,
     watcher: Watcher | None = None,
+    finalists: int = 0,
 ) -> dict[str, Any]:
     """Work on a search until `trials` trials are finished; write and return its outcome.
 
     Any number of workers may do this at once, with the same plan and storage; each writes the same outcome. A search
     that was interrupted goes on, one that is finished is not done again, one that is asked for more trials adds them.
+
+    With `finalists` the trials (of fewer epochs than the task's own) make a short list. When all of them are finished,
+    the best are trained as long as the task trains, and the outcome is that of this final, a study beside the first;
+    where no trial was trained to its end there is none, and the outcome is that of the trials.
 
     Args:
         plan: what is searched (`make_plan`).
@@ -66,28 +78,41 @@ def search(
         pruning: when a trial is hopeless; None trains every trial to its end.
         grace: seconds of silence after which another worker is taken for dead.
         watcher: hears of progress.
+        finalists: how many of the best trials are trained in full; 0 leaves it at the trials.
     """
-    watcher = watcher or Watcher()
-    here = folder / "searches" / plan.name
+    check_finalists(plan, trials, finalists)
+    heard = watcher or Watcher()
     material = search_data(load_task(plan.task).load(context=plan.context))
-    url, beat = storage or f"sqlite:///{here / 'study.db'}", max(1, min(10, grace // 4))
-    with Store(url, plan, trials, facts={"data": material.facts()}, heartbeat=beat, grace=grace) as store:
-        trainer = Trainer(
-            plan,
-            material,
-            device,
-            width,
-            pruning or NEVER,
-            on_epoch=watcher.epoch,
-            checkpoints=here / "trials",
-            trials=trials,
-        )
-        try:
-            work(store, trainer, watcher)
-        except Interrupted:
-            _write(store, material, here)  # what there is so far can be looked at
-            raise
-        return _write(store, material, here)
+
+    def do(plan: Plan, total: int, pruning: Pruning) -> dict[str, Any]:
+        here = folder / "searches" / plan.name
+        url, beat = storage or f"sqlite:///{here / 'study.db'}", max(1, min(10, grace // 4))
+        facts = {"data": material.facts()}
+        known = finished_trials(here, plan, material.facts())
+        with Store(url, plan, total, facts=facts, known=known, heartbeat=beat, grace=grace) as store:
+            trainer = Trainer(
+                plan,
+                material,
+                device,
+                width,
+                pruning,
+                on_epoch=heard.epoch,
+                checkpoints=here / "trials",
+                trials=total,
+            )
+            try:
+                work(store, trainer, heard)
+            except Interrupted:
+                _write(store, material, here)  # what there is so far can be looked at
+                raise
+            return _write(store, material, here)
+
+    found = do(plan, trials, pruning or NEVER)
+    final = final_plan(plan, found["trials"], trials, finalists) if finalists else None
+    if final is None or final.shortlist is None:
+        return found
+    heard.final(final)
+    return do(final, len(final.shortlist.finalists), NEVER)
 
 
 def _write(store: Store, material: SearchData, here: Path) -> dict[str, Any]:
@@ -99,13 +124,15 @@ def _write(store: Store, material: SearchData, here: Path) -> dict[str, Any]:
         if held is None
         else f"held back from every trial: {len(held)} images of {held.name}"
     )
+    listed = store.plan.shortlist
+    made = [] if listed is None else [f"{listed.in_words} of {epochs(listed.epochs)}, study {listed.of}"]
     found = outcome_of(
         store.plan,
         store.trials(),
         store.total,
         title=task.title,
         classes=task.classes,
-        notes=[*material.data.notes, said],
+        notes=[*made, *material.data.notes, said],
         more={"code": code_version(), "data": material.facts()},
     )
     write_search(here, found)
