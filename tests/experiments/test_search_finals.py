@@ -190,10 +190,27 @@ def test_both_rules_choose_among_the_finalists_by_what_they_reached_in_full(made
         (best[0], 1, 3),
     ]
     assert standings(first) == []
-    # Another number of finalists, or of trials, is another final.
-    more = search(plan, 9, tmp_path, finalists=2)
-    assert more["study"] == f"{plan.name}-final2of9"
-    assert len(made.log) == 8 + 3 + 1 + 2
+
+
+def test_another_number_of_finalists_or_trials_is_another_final_that_trains_what_is_new(made, plan, tmp_path):
+    three = search(plan, 8, tmp_path, finalists=3)
+    five = search(plan, 8, tmp_path, finalists=5)
+    assert [folder.name for folder in sorted((tmp_path / "searches").iterdir())] == [
+        plan.name,
+        f"{plan.name}-final3of8",
+        f"{plan.name}-final5of8",
+    ]
+    assert five["trials"][:3] == three["trials"]
+    assert [t["index"] for t in five["trials"]] == list(range(5))
+    assert Counter(epochs for epochs, *_ in made.log) == {1: 8, 15: 5}
+    # Of more trials others are finalists, and old ones have other numbers.
+    wider = search(plan, 12, tmp_path, finalists=3)
+    best = sorted(plan.draws(12), key=lambda params: -_place(params))[:3]
+    old = [t["params"] for t in five["trials"]]
+    assert [t["params"] for t in wider["trials"]] == best
+    assert [t["nll"] for t in wider["trials"]] == [0.5 + _place(params) / 10 for params in best]
+    assert 0 < sum(params in old for params in best) < 3
+    assert Counter(epochs for epochs, *_ in made.log) == {1: 12, 15: 5 + sum(params not in old for params in best)}
 
 
 class StopsBeforeTheFinal(Watcher):

@@ -181,6 +181,25 @@ def test_sigterm_gives_the_trial_back_at_once(tmp_path):
         assert store.claim().index == 0  # without waiting for a grace period
 
 
+def test_sigterm_in_the_final_is_one_line_too(tmp_path):
+    task = tiny_task(tmp_path / "task", train=96, validation=64, context=64, epochs=100_000)
+    task.write_text(task.read_text().replace("lr: 0.002", "lr: 0.002, patience: 100000"))
+    words = [sys.executable, "-m", "stfseb.cli", "search", task, "--trials", 2, "--epochs", 1, "--finalists", 1]
+    words += ["--out", tmp_path, "--method", "map"]
+    process = subprocess.Popen([str(w) for w in words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    database = next_file(tmp_path / "searches", "*-final1of2/study.db")
+    wait_for_a_running_trial(database)
+    time.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    told = said.rstrip().splitlines()
+    assert told[-2] == "1 finalist of 2 trials, now trained to the task's 100000 epochs"
+    assert told[-1].endswith("the same command goes on from there")
+    assert (database.parent / "trials" / "0.safetensors").exists()
+    assert read_search(database.parent)["trials"] == []
+
+
 def wait_for_a_running_trial(database):
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +96,33 @@ def _yaml(value: Any) -> str:
 
 
 def finished_trials(folder: Path, plan: Plan, data: dict[str, Any]) -> list[Trial]:
-    """Return what a search.json in a folder has of this very search, on these images; none where it is of another."""
+    """Return what search.json in a folder has of this very search, on these images; none where it is of another.
+
+    Of a final also what other finals of the same study have of its finalists, which are trained alike in all of them.
+    """
+    if plan.shortlist is None:
+        found = _read_if(folder, plan.identity, data)
+        return [] if found is None else list(found["trials"])
+    done: dict[str, Trial] = {}
+    for beside in [folder, *sorted(folder.parent.glob(f"{glob.escape(plan.shortlist.of)}-final*of*"))]:
+        found = _read_if(beside, plan.identity, data, but=("shortlist",))
+        for trial in [] if found is None else found["trials"]:
+            done.setdefault(_same(trial["params"]), trial)
+    wanted = enumerate(_same(one["params"]) for one in plan.shortlist.finalists)
+    return [{**done[params], "index": index} for index, params in wanted if params in done]
+
+
+def _read_if(folder: Path, identity: dict[str, Any], data: dict[str, Any], but: tuple[str, ...] = ()) -> Any:
+    """Read the search in a folder if it is of this plan, up to some of its entries, and of these images."""
     if not (folder / "search.json").exists():
-        return []
+        return None
     found = read_search(folder)
-    return list(found["trials"]) if (found.get("plan"), found.get("data")) == (plan.identity, data) else []
+    plans = [{name: value for name, value in one.items() if name not in but} for one in (found["plan"], identity)]
+    return found if plans[0] == plans[1] and found.get("data") == data else None
+
+
+def _same(params: dict[str, Any]) -> str:
+    return json.dumps(params, sort_keys=True)
 
 
 def read_search(path: Path) -> dict[str, Any]:
