@@ -37,7 +37,7 @@ RECORDED = sorted(f for f in ROOT.glob("results/searches/*/search.json") if "-fi
 # The short list ------------------------------------------------------------------------------------------
 
 
-def test_the_short_list_is_of_the_lowest_nll_after_a_temperature_repeats_once_ties_by_number():
+def test_the_short_list_goes_by_nll_after_a_temperature_repeats_once_ties_by_number():
     trials = [
         trial(0, 0.1, tempered=0.50),
         trial(1, 0.9, tempered=0.20, auroc=0.7),
@@ -55,6 +55,25 @@ def test_the_short_list_is_of_the_lowest_nll_after_a_temperature_repeats_once_ti
         {"trial": 1, "params": {"tau2": 1.0}, "nll": 0.9, "tempered_nll": 0.2, "tempered_auroc": 0.7},
     )
     assert short_list(trials[4:6], 3) == ()
+
+
+def test_half_of_the_short_list_has_the_lowest_nll_the_rest_is_beaten_by_no_one_in_nll_and_auroc():
+    figures = [(0.50, 0.9), (0.51, 0.8), (0.52, 0.7), (0.53, 0.6), (0.54, 0.95), (0.6, 0.99), (0.7, 0.98), (0.8, 0.92)]
+    trials = [trial(i, 0.9, tempered=nll, auroc=auroc) for i, (nll, auroc) in enumerate(figures)]
+    beaten = {
+        i: sum(n < nll and a > auroc for n, a in figures)  # by how many in both
+        for i, (nll, auroc) in enumerate(figures)
+    }
+    assert [i for i, others in beaten.items() if others == 0] == [0, 4, 5]  # the first front
+    for order in (trials, trials[::-1]):
+        assert [one["trial"] for one in short_list(order, 5)] == [0, 1, 2, 4, 5]
+        assert [one["trial"] for one in short_list(order, 6)] == [0, 1, 2, 4, 5, 6]  # of the second, 1, 6: the next
+        assert [one["trial"] for one in short_list(order, 3)] == [0, 1, 4]
+        assert [one["trial"] for one in short_list(order, 2)] == [0, 4]
+        assert [one["trial"] for one in short_list(order, 99)] == list(range(8))
+    for one in trials:
+        one["metrics"]["tempered_auroc"] = None
+    assert [one["trial"] for one in short_list(trials, 5)] == [0, 1, 2, 3, 4]
 
 
 def test_a_final_trains_as_the_task_does_and_in_nothing_else_differently():
@@ -356,9 +375,8 @@ def test_ranks_before_and_after_and_their_correlation(order, lost):
     from scipy.stats import spearmanr
 
     found, first = recorded_final(order, lost)
-    whole = sorted(
-        (t for t in first["trials"] if t["outcome"] == "complete"), key=lambda t: t["metrics"]["tempered_nll"]
-    )
+    by_number = {t["index"]: t for t in first["trials"]}
+    whole = [by_number[one["trial"]] for one in found["plan"]["shortlist"]["finalists"]]
     ended = [index for index in order if index not in lost]
     lines = ranks_in_words(found)
     assert len(lines) == 7
