@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,8 @@ def status(
     if found.runs:
         screen.print(summary(found), highlight=False, soft_wrap=True)
     for search in found.searches:
-        told = "no worker has ended yet" if search.finished is None else f"{search.finished} of {search.asked} trials"
+        kind = "finalists" if re.search(r"-final\d+of\d+$", search.study) else "trials"
+        told = "no worker has ended yet" if search.finished is None else f"{search.finished} of {search.asked} {kind}"
         screen.print(f"search {search.study}: {told}", highlight=False, soft_wrap=True, markup=False)
 
 

@@ -50,6 +50,9 @@ def test_searches_are_told_with_or_without_runs(folder, tmp_path):
     (found,) = status(tmp_path).as_dict()["searches"]
     assert found == {"study": "mini-map-paper", "finished": 3, "asked": 4}
     assert status(folder[0]).searches == []
+    study.rename(study.with_name("mini-map-paper-final4of9"))
+    said = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert said.output.splitlines() == ["search mini-map-paper-final4of9: 3 of 4 finalists"]
 
 
 def test_a_running_search_is_counted_in_its_study(tmp_path):

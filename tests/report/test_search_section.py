@@ -19,8 +19,8 @@ from stfseb.experiments.search.store import Store
 from stfseb.report import page as page_module
 from stfseb.report import write_report
 from stfseb.report.reading import Searches, read_folder, read_searches
-from stfseb.report.search import search_figure
-from stfseb.report.searches import search_grid
+from stfseb.report.search import search_figure, search_in_words, search_table
+from stfseb.report.searches import search_grid, trials_in_words
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ("fmnist-gfsvi-extended-26e84ba3", "fmnist-stfseb-extended-f0e5fb50", "mnist-map-extended-26e84ba3")
@@ -181,3 +181,47 @@ def test_without_held_back_images_there_is_a_row_and_no_drawing(results):
     assert [cell.text for cell in grid.cells[0]][-2] == "—"
     page = write_report([], results, "one", searches=Searches([found])).read_text("utf-8")
     assert 'class="tiles"' not in page
+
+
+def final(task, *trials):
+    """A recorded search as the final of some of its trials."""
+    found = recorded("fmnist-stfseb-extended-f0e5fb50")
+    taken = [next(t for t in found["trials"] if t["index"] == number) for number in trials]
+    finalists = [{"trial": t["index"], "params": t["params"], **t["metrics"]} for t in taken]
+    listed = {"of": found["study"], "trials": 40, "epochs": 3, "asked": len(trials), "finalists": finalists}
+    found["plan"] |= {"task": task, "shortlist": listed}
+    found["trials"] = [{**t, "index": place} for place, t in enumerate(taken)]
+    settings = {"num_context": 32, **taken[0]["params"]}
+    found["choices"] = {rule: {"trial": 0, "why": "a reason", "settings": settings} for rule in ("paper", "ours")}
+    none = dict.fromkeys(("pruned", "diverged", "failed", "repeats"), 0)
+    return found | {
+        "study": f"{found['study']}-final{len(trials)}of40",
+        "asked": len(trials),
+        "counts": {"complete": len(trials), **none},
+    }
+
+
+def test_one_finalist_is_one_and_finals_that_choose_alike_are_named_once(tmp_path):
+    one, two = final("fmnist", 26), final("fmnist", 26, 27)
+    assert search_in_words(one)[0].startswith("1 finalist finished (1 complete), ")
+    assert search_in_words(two | {"asked": 3})[0].startswith("2 of 3 finalists finished (2 complete), ")
+    assert search_table(one).title.endswith(": best of 1 finalist, on validation images")
+    assert search_table(two).title.endswith(": best of 2 finalists, on validation images")
+    assert trials_in_words(one) == "1 finalist of 40 trials of 3 epochs (1 complete)"
+    alone, both = (
+        [note for note in search_grid(searches).notes if note.startswith("Chosen at an end")]
+        for searches in ([one], [one, two])
+    )
+    assert alone == both
+    assert len(alone) == 1
+    page = write_report([], tmp_path / "with", "final", searches=Searches([one, two])).read_text("utf-8")
+    assert page.count("Finalists: settings that did well in short") == 1
+    study = recorded("fmnist-stfseb-extended-f0e5fb50")
+    page = write_report([], tmp_path / "without", "none", searches=Searches([study])).read_text("utf-8")
+    assert "Finalists:" not in page
+
+
+def test_whether_the_preset_is_chosen_is_said_of_tasks_that_are_known():
+    """A search keeps the name of a task of one's own, not the file that may have the settings by now."""
+    for task, said in (("fmnist", "no"), ("mine", "—")):
+        assert {row[-1].text for row in search_grid([final(task, 26)]).cells} == {said}

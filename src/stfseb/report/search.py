@@ -51,9 +51,7 @@ def search_table(found: Search, width: int = 120, top: int = 10) -> Table:
     columns["chosen by"] = [", ".join(names) for names in rules]
     spare = width - 1 - sum(max(map(len, (name, *cells))) + 1 for name, cells in columns.items())
     shown = [name for name in columns if spare >= 0 or name not in _FIGURES or _FIGURES[name][0]]
-    title = (
-        f"{found['study']}: best of {len(found['trials'])} {'finalists' if final else 'trials'}, on validation images"
-    )
+    title = f"{found['study']}: best of {_counted(found, len(found['trials']))}, on validation images"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1 if spare >= 2 * len(columns) else 0))
     for name in shown:
         table.add_column(name, justify="left" if name == "chosen by" else "right", no_wrap=True)
@@ -70,9 +68,8 @@ def search_in_words(found: Search) -> list[str]:
     again = counts["repeats"]
     words = "repeats an earlier draw and was" if again == 1 else "repeat earlier draws and were"
     repeats = f"; {again} {words} not trained again" if again else ""
-    count = f"{len(trials)}" if len(trials) == found["asked"] else f"{len(trials)} of {found['asked']}"
-    kind = "trials" if found["plan"].get("shortlist") is None else "finalists"
-    lines = [f"{count} {kind} finished ({ends or 'none'}{repeats}), {seconds:.0f} s of training."]
+    count = ("" if len(trials) == found["asked"] else f"{len(trials)} of ") + _counted(found, found["asked"])
+    lines = [f"{count} finished ({ends or 'none'}{repeats}), {seconds:.0f} s of training."]
     for rule, choice in found["choices"].items():
         if choice["trial"] is None:
             lines.append(f"{rule}: none ({choice['why']})")
@@ -153,6 +150,11 @@ def write_search_figure(found: Search, folder: Path) -> list[Path]:
         assert figure is not None
         write_bytes(path, rendered(figure, path.suffix[1:]))
     return paths
+
+
+def _counted(found: Search, count: int) -> str:
+    kind = "trial" if found["plan"].get("shortlist") is None else "finalist"
+    return f"{count} {kind}{'s' * (count != 1)}"
 
 
 def _setting(value: Any) -> str:

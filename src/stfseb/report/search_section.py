@@ -37,6 +37,7 @@ def search_section(searches: Searches, files: dict[Path, bytes]) -> dict[str, An
     return {
         "table": table,
         "ahead": lines,
+        "finals": any(search["plan"].get("shortlist") is not None for search in found),
         "plots": [plot for search in found if (plot := _plot(search, files)) is not None],
         "studies": [_about(search) for search in found],
     }

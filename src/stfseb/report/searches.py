@@ -73,7 +73,7 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
     different, space = _different(found), str(found["plan"]["space"])
     repeated = (f"{different} different",) if different < len(found["trials"]) else ()
     listed = found["plan"].get("shortlist")
-    final = () if listed is None else (f"finalists of {listed['trials']}",)
+    final = () if listed is None else (f"finalist{'s' * (len(found['trials']) != 1)} of {listed['trials']}",)
     below = (*final, *repeated, f"{space} grid", epochs_of(found))
     count = Cell(str(len(found["trials"])), len(found["trials"]), below=below)
     trial = next((t for t in found["trials"] if t["index"] == choice["trial"]), None)
@@ -83,7 +83,9 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
     auroc = m.get("tempered_auroc")
     settings = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in trial["params"].items())
     task = found["plan"]["task"]
-    preset = load_task(task).presets.get(found["plan"]["method"]) if task in task_names() else None
+    preset = "—"  # of a task of one's own the file is not known
+    if task in task_names():
+        preset = "yes" if load_task(task).presets.get(found["plan"]["method"]) == choice["settings"] else "no"
     return (
         count,
         Cell(called(found, trial["index"])),
@@ -92,7 +94,7 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
         Cell(f"{m['tempered_nll']:.4f}", m["tempered_nll"]),
         Cell(f"{100 * m['accuracy']:.2f}", 100 * m["accuracy"]),
         Cell("—") if auroc is None else Cell(f"{100 * auroc:.2f}", 100 * auroc),
-        Cell("yes" if preset == choice["settings"] else "no"),
+        Cell(preset),
     )
 
 
@@ -111,7 +113,9 @@ def _grid_ends(searches: Sequence[Mapping[str, Any]]) -> list[str]:
                 drawn = [v for v in search["plan"].get("choices", {}).get(name, ()) if isinstance(v, float)]
                 if drawn and value in (min(drawn), max(drawn)):
                     who = f"{task_of(search)}, {label_of(search['plan']['method'])}, {epochs_of(search)}"
-                    found.setdefault(f"{who}, {_RULES.get(rule, rule)}", []).append(f"{name} {value:g}")
+                    of_rule = found.setdefault(f"{who}, {_RULES.get(rule, rule)}", [])
+                    # Finals of one study may choose alike, and are told apart by nothing here.
+                    of_rule += [words] if (words := f"{name} {value:g}") not in of_rule else []
     words = "; ".join(f"{who}: {', '.join(values)}" for who, values in found.items())
     return [f"Chosen at an end of the grid: {words}."] if found else []
 
@@ -124,7 +128,8 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
     different = _different(found)
     drawn = f", {different} different settings" if different < done else ""  # a draw that came before is not trained
     listed = found["plan"].get("shortlist")
-    kind = "trials" if listed is None else f"finalists of {listed['trials']} trials of {epochs(listed['epochs'])}"
+    kind = f"{'trial' if listed is None else 'finalist'}{'s' * (asked != 1)}"
+    kind += "" if listed is None else f" of {listed['trials']} trials of {epochs(listed['epochs'])}"
     return f"{done if done == asked else f'{done} of {asked}'} {kind} ({ends}{drawn})"
 
 
