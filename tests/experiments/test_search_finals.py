@@ -76,6 +76,25 @@ def test_half_of_the_short_list_has_the_lowest_nll_the_rest_is_beaten_by_no_one_
     assert [one["trial"] for one in short_list(trials, 5)] == [0, 1, 2, 3, 4]
 
 
+def test_what_our_rule_chooses_among_the_short_trials_is_a_finalist():
+    """A front may be longer than its places, and the rule's choice the last of it."""
+    figures = [(0.500 + i / 1000, 0.7 + i / 100) for i in range(9)] + [(0.7, 0.99)]
+    trials = [trial(i, 0.9, tempered=nll, auroc=auroc, se=0.0081) for i, (nll, auroc) in enumerate(figures)]
+    assert [one["trial"] for one in short_list(trials, 5)] == [0, 1, 2, 3, 8]
+    assert [one["trial"] for one in short_list(trials, 2)] == [0, 8]
+    assert [one["trial"] for one in short_list(trials, 1)] == [0]
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.parent.name)
+def test_finalists_of_recorded_searches_hold_the_presets(file):
+    found = read_search(file)
+    chosen = next(t for t in found["trials"] if t["index"] == found["choices"]["ours"]["trial"])
+    for count in (2, 3, 5):
+        listed = [one["params"] for one in short_list(found["trials"], count)]
+        assert len(listed) == count
+        assert chosen["params"] in listed
+
+
 def test_a_final_trains_as_the_task_does_and_in_nothing_else_differently():
     plan = make_plan("mini", "stfseb", "extended", seed=3, training={"epochs": 2}, context="train")
     trials = [trial(i, 1.0 - i / 10, params=params) for i, params in enumerate(plan.draws(6))]
@@ -271,6 +290,32 @@ def test_a_search_goes_on_from_its_search_json_where_the_study_is_not_kept(made,
     file.write_text(json.dumps(read_search(file) | {"data": {"train": "other"}}))
     search(plan, 4, tmp_path)
     assert len(made.log) == 4 + 2 + 4
+
+
+def test_a_search_that_is_taken_over_names_the_code_that_made_it_and_loses_no_trial(made, plan, tmp_path):
+    found = search(plan, 4, tmp_path)
+    file, earlier = tmp_path / "searches" / plan.name / "search.json", {"version": "0.0.1", "commit": "earlier"}
+    assert found["code"] != earlier
+    file.write_text(json.dumps(found | {"code": earlier}))
+    for study in tmp_path.rglob("study.db*"):
+        study.unlink()
+    assert search(plan, 4, tmp_path) == read_search(file) == found | {"code": earlier}
+    assert search(plan, 5, tmp_path)["code"] == found["code"]  # one is of the present code
+    for study in tmp_path.rglob("study.db*"):
+        study.unlink()
+    assert len(search(plan, 2, tmp_path)["trials"]) == 2  # fewer than the file has: the study keeps the others
+    assert search(plan, 5, tmp_path)["trials"][:4] == found["trials"]
+    assert len(made.log) == 5
+
+
+def test_a_finalist_that_was_given_up_in_another_final_is_tried_again(made, plan, tmp_path):
+    first = search(plan, 4, tmp_path, finalists=2)
+    file = tmp_path / "searches" / first["study"] / "search.json"
+    lost = {"index": 0, "params": first["trials"][0]["params"], "outcome": "failed", "reason": "4 workers died over it"}
+    file.write_text(json.dumps(first | {"trials": [lost, first["trials"][1]]}))
+    more = search(plan, 4, tmp_path, finalists=3)
+    assert [t["outcome"] for t in more["trials"]] == ["complete"] * 3
+    assert Counter(epochs for epochs, *_ in made.log) == {1: 4, 15: 2 + 2}
 
 
 def test_several_workers_wait_for_each_other_before_the_final(made, plan, tmp_path):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
+from stfseb.experiments.search.rules import choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,9 +72,10 @@ def epochs(count: int) -> str:
 def short_list(trials: Sequence[Trial], count: int) -> tuple[dict[str, Any], ...]:
     """Return `count` different settings, ordered by NLL after one temperature, ties by number.
 
-    Half of them, rounded up, have the lowest NLL. Others follow by what our rule looks at besides, the AUROC against
-    held-back context images: those that no setting beats in both, then those that only these beat, and so on, of each
-    such front the lowest NLL first. NLL alone would leave out strong priors, which detect best and learn slowly.
+    Half of them, rounded up, have the lowest NLL. The next is what our rule chooses among the short trials: a final
+    without it could not say whether the choice holds. Others follow by what that rule looks at besides, the AUROC
+    against held-back context images: those that no setting beats in both, then those that only these beat, and so on,
+    of each such front the lowest NLL first. NLL alone leaves out strong priors, which detect best and learn slowly.
     """
     whole = sorted((t for t in trials if t["outcome"] == "complete"), key=lambda t: (_nll(t), t["index"]))
     different: dict[str, Trial] = {}
@@ -81,7 +83,8 @@ def short_list(trials: Sequence[Trial], count: int) -> tuple[dict[str, Any], ...
         different.setdefault(json.dumps(one["params"], sort_keys=True), one)
     ordered = list(different.values())
     taken = ordered[: (count + 1) // 2]
-    for front in _fronts(ordered):
+    chosen = choose(ordered, "ours").trial
+    for front in ([] if chosen is None else [chosen], *_fronts(ordered)):
         taken += [t for t in front if t not in taken][: count - len(taken)]
     kept = ("tempered_nll", "tempered_auroc")
     return tuple(

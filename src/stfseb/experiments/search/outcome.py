@@ -98,7 +98,8 @@ def _yaml(value: Any) -> str:
 def finished_trials(folder: Path, plan: Plan, data: dict[str, Any]) -> list[Trial]:
     """Return what search.json in a folder has of this very search, on these images; none where it is of another.
 
-    Of a final also what other finals of the same study have of its finalists, which are trained alike in all of them.
+    Of a final also what other finals of the same study have of its finalists, which are trained alike in all of them;
+    one that was given up there, as workers died over it, is tried again here.
     """
     if plan.shortlist is None:
         found = _read_if(folder, plan.identity, data)
@@ -107,7 +108,8 @@ def finished_trials(folder: Path, plan: Plan, data: dict[str, Any]) -> list[Tria
     for beside in [folder, *sorted(folder.parent.glob(f"{glob.escape(plan.shortlist.of)}-final*of*"))]:
         found = _read_if(beside, plan.identity, data, but=("shortlist",))
         for trial in [] if found is None else found["trials"]:
-            done.setdefault(_same(trial["params"]), trial)
+            if beside == folder or trial["outcome"] != "failed":
+                done.setdefault(_same(trial["params"]), trial)
     wanted = enumerate(_same(one["params"]) for one in plan.shortlist.finalists)
     return [{**done[params], "index": index} for index, params in wanted if params in done]
 
@@ -119,6 +121,14 @@ def _read_if(folder: Path, identity: dict[str, Any], data: dict[str, Any], but: 
     found = read_search(folder)
     plans = [{name: value for name, value in one.items() if name not in but} for one in (found["plan"], identity)]
     return found if plans[0] == plans[1] and found.get("data") == data else None
+
+
+def written_by(folder: Path, trials: Sequence[Trial]) -> dict[str, Any] | None:
+    """Return the code that search.json in a folder names where it has these very trials: no newer one made any."""
+    if not trials or not (folder / "search.json").exists():
+        return None
+    found = read_search(folder)
+    return found.get("code") if found["trials"] == list(trials) else None
 
 
 def _same(params: dict[str, Any]) -> str:

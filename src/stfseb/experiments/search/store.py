@@ -204,7 +204,8 @@ class Store:
         have = len(self._by_index())
         spaces = distributions(self.plan.choices)
         first: dict[str, int] = {}
-        for index, params in enumerate(self.plan.draws(self.total)):
+        # What is known beyond the asked number is kept too: search.json, which is written anew, will not have it.
+        for index, params in enumerate(self.plan.draws(max(self.total, *(k + 1 for k in known), 0))):
             earlier = first.setdefault(json.dumps(params, sort_keys=True), index)
             if index >= have:
                 attrs: dict[str, Any] = {"index": index} | ({"same_as": earlier} if earlier != index else {})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
 from stfseb.experiments.search.finals import check_finalists, epochs, final_plan
-from stfseb.experiments.search.outcome import finished_trials, outcome_of, write_search
+from stfseb.experiments.search.outcome import finished_trials, outcome_of, write_search, written_by
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
 from stfseb.experiments.search.store import Store
 from stfseb.experiments.search.trials import Trainer, search_data
@@ -126,14 +126,15 @@ def _write(store: Store, material: SearchData, here: Path) -> dict[str, Any]:
     )
     listed = store.plan.shortlist
     made = [] if listed is None else [f"{listed.in_words} of {epochs(listed.epochs)}, study {listed.of}"]
+    trials = store.trials()
     found = outcome_of(
         store.plan,
-        store.trials(),
+        trials,
         store.total,
         title=task.title,
         classes=task.classes,
         notes=[*made, *material.data.notes, said],
-        more={"code": code_version(), "data": material.facts()},
+        more={"code": written_by(here, trials) or code_version(), "data": material.facts()},
     )
     write_search(here, found)
     return found
