@@ -85,6 +85,22 @@ def test_what_our_rule_chooses_among_the_short_trials_is_a_finalist():
     assert [one["trial"] for one in short_list(trials, 1)] == [0]
 
 
+def test_what_is_at_chance_is_a_finalist_only_where_there_is_no_other():
+    """Outputs that are the same for every image have any AUROC; `mini` has ten classes, log 10 is 2.303."""
+    figures = [(1.0, 0.7), (1.1, 0.6), (1.2, 0.5), (2.28, 0.4), (2.295, 0.99), (2.303, 0.98)]
+    plan = make_plan("mini", "stfseb", "extended", training={"epochs": 2})
+    trials = [
+        trial(i, 2.4, tempered=nll, auroc=auroc, params=params)
+        for i, ((nll, auroc), params) in enumerate(zip(figures, plan.draws(6), strict=True))
+    ]
+
+    def finalists(count):
+        return [one["trial"] for one in final_plan(plan, trials, 6, count).shortlist.finalists]
+
+    assert [finalists(count) for count in (2, 4, 5, 6)] == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+    assert [one["trial"] for one in short_list(trials, 2)] == [0, 4]  # where chance is not known
+
+
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.parent.name)
 def test_finalists_of_recorded_searches_hold_the_presets(file):
     found = read_search(file)
@@ -523,7 +539,7 @@ def test_a_search_with_finalists_from_the_command_to_the_files_and_again(task, s
 
     # What else reads searches takes it for one.
     runner = CliRunner()
-    assert f"search {final.name}: 2 of 2 trials" in runner.invoke(cli.app, ["status", str(out)]).output
+    assert f"search {final.name}: 2 of 2 finalists" in runner.invoke(cli.app, ["status", str(out)]).output
     assert runner.invoke(cli.app, ["report", str(out)]).exit_code == 0
     page = (out / "report.html").read_text("utf-8")
     assert "2 finalists of 4 trials of 1 epoch (2 complete)" in page

@@ -208,6 +208,8 @@ def test_one_finalist_is_one_and_finals_that_choose_alike_are_named_once(tmp_pat
     assert search_table(one).title.endswith(": best of 1 finalist, on validation images")
     assert search_table(two).title.endswith(": best of 2 finalists, on validation images")
     assert trials_in_words(one) == "1 finalist of 40 trials of 3 epochs (1 complete)"
+    begun = one | {"trials": [], "counts": dict.fromkeys(one["counts"], 0)}
+    assert trials_in_words(begun) == "0 of 1 finalist of 40 trials of 3 epochs (none ended)"
     alone, both = (
         [note for note in search_grid(searches).notes if note.startswith("Chosen at an end")]
         for searches in ([one], [one, two])

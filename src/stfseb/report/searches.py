@@ -130,7 +130,7 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
     listed = found["plan"].get("shortlist")
     kind = f"{'trial' if listed is None else 'finalist'}{'s' * (asked != 1)}"
     kind += "" if listed is None else f" of {listed['trials']} trials of {epochs(listed['epochs'])}"
-    return f"{done if done == asked else f'{done} of {asked}'} {kind} ({ends}{drawn})"
+    return f"{done if done == asked else f'{done} of {asked}'} {kind} ({ends or 'none ended'}{drawn})"
 
 
 def _different(found: Mapping[str, Any]) -> int:

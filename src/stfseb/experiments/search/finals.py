@@ -9,11 +9,13 @@ rules then choose among the finalists, on the same validation and held-back imag
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
+from stfseb.experiments.search.pruning import Pruning
 from stfseb.experiments.search.rules import choose
 
 if TYPE_CHECKING:
@@ -69,13 +71,14 @@ def epochs(count: int) -> str:
     return f"{count} epoch{'s' * (count != 1)}"
 
 
-def short_list(trials: Sequence[Trial], count: int) -> tuple[dict[str, Any], ...]:
+def short_list(trials: Sequence[Trial], count: int, chance: float = math.inf) -> tuple[dict[str, Any], ...]:
     """Return `count` different settings, ordered by NLL after one temperature, ties by number.
 
     Half of them, rounded up, have the lowest NLL. The next is what our rule chooses among the short trials: a final
     without it could not say whether the choice holds. Others follow by what that rule looks at besides, the AUROC
     against held-back context images: those that no setting beats in both, then those that only these beat, and so on,
     of each such front the lowest NLL first. NLL alone leaves out strong priors, which detect best and learn slowly.
+    What has not learnt at all (an NLL of `chance` or more) has an AUROC that says nothing, and is taken last.
     """
     whole = sorted((t for t in trials if t["outcome"] == "complete"), key=lambda t: (_nll(t), t["index"]))
     different: dict[str, Trial] = {}
@@ -84,7 +87,7 @@ def short_list(trials: Sequence[Trial], count: int) -> tuple[dict[str, Any], ...
     ordered = list(different.values())
     taken = ordered[: (count + 1) // 2]
     chosen = choose(ordered, "ours").trial
-    for front in ([] if chosen is None else [chosen], *_fronts(ordered)):
+    for front in ([] if chosen is None else [chosen], *_fronts(ordered, chance)):
         taken += [t for t in front if t not in taken][: count - len(taken)]
     kept = ("tempered_nll", "tempered_auroc")
     return tuple(
@@ -94,9 +97,9 @@ def short_list(trials: Sequence[Trial], count: int) -> tuple[dict[str, Any], ...
     )
 
 
-def _fronts(ordered: Sequence[Trial]) -> Iterator[list[Trial]]:
+def _fronts(ordered: Sequence[Trial], chance: float) -> Iterator[list[Trial]]:
     """Yield the trials, given by rising NLL, in sets of which none beats another in NLL and AUROC both."""
-    left = list(ordered)
+    left = [t for t in ordered if _nll(t) < chance]
     while left:
         front: list[Trial] = []
         for one in left:
@@ -104,6 +107,7 @@ def _fronts(ordered: Sequence[Trial]) -> Iterator[list[Trial]]:
                 front.append(one)
         yield front
         left = [t for t in left if t not in front]
+    yield [t for t in ordered if _nll(t) >= chance]
 
 
 def _nll(trial: Trial) -> float:
@@ -135,11 +139,12 @@ def check_finalists(plan: Plan, trials: int, finalists: int) -> None:
 
 def final_plan(plan: Plan, trials: Sequence[Trial], asked: int, finalists: int) -> Plan | None:
     """Return the final of a finished search of `asked` trials; None where no trial can be a finalist."""
-    first = short_list(trials, finalists)
+    task = load_task(plan.task)
+    first = short_list(trials, finalists, math.log(task.classes) - Pruning().collapse_margin)
     if not first:
         return None
     listed = Shortlist(plan.name, asked, int(plan.training["epochs"]), finalists, first)
-    longer = {"epochs": load_task(plan.task).training["epochs"]}
+    longer = {"epochs": task.training["epochs"]}
     return replace(plan, training={**plan.training, **longer}, shortlist=listed)
 
 
