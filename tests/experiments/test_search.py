@@ -279,7 +279,7 @@ def test_a_search_in_which_nothing_ended_well():
     found["counts"] |= {"complete": 0, "diverged": 1}
     assert search_figure(found) is None
     assert search_table(found).row_count == 0
-    assert "1 trials finished (1 diverged)" in search_in_words(found)[0]
+    assert "1 trial finished (1 diverged)" in search_in_words(found)[0]
     assert yaml.safe_load(preset(found)) is None
 
 
