@@ -1,11 +1,17 @@
 """The predictor gives what the method gives: masks of the seed, any type of pixels, weights as they are now."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
-from stfseb import MAP, MFVI, MCDropout, SmallCNN, fit
+from stfseb import GFSVI, MAP, MFVI, Ensemble, MCDropout, SmallCNN, fit
 from stfseb.errors import StfsebError
-from stfseb.methods.predictor import Predictor
+from stfseb.methods.base import evaluating
+from stfseb.methods.predictor import Predictor, layout
+from stfseb.networks.layout import CardLayout
+from stfseb.networks.precision import running
 
 
 def make(samples=3):
@@ -27,6 +33,39 @@ def test_predictor_serves_methods_without_masks(mini, cls):
     method, x = cls(SmallCNN()), mini("test", 5).images
     predictor = Predictor(method, x, 2, precision="float32")
     assert torch.allclose(predictor.predict_proba(x), method.predict_proba(x, seed=0), atol=1e-6)
+
+
+def transformed(kind, x):
+    """Return a method whose passes are transformed: by jvp, or by vmap, as the network is no plain chain."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2)]
+    net = nn.Sequential(*layers, nn.Conv2d(32, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 12 * 12, 10))
+    if kind == "linearised":
+        return GFSVI(net, x, num_context=2, prediction="linearised")
+    method = MFVI(net, vectorise=True)
+    return Ensemble([method, copy.deepcopy(method)]) if kind == "ensemble" else method
+
+
+@pytest.mark.parametrize("kind", ["linearised", "vectorised", "ensemble"])
+def test_the_card_s_layout_is_not_for_passes_that_are_transformed(mini, kind):
+    """jvp and vmap refuse it. What would be chosen on the card is run here, on the CPU."""
+    x, card = mini("test", 3).images.float() / 255, torch.device("cuda")
+    method = transformed(kind, x)
+    exact = method.sample_logits(x, 2, seed=1)
+    with torch.no_grad(), evaluating(method.net), running("bf16", x.device), layout(method, "bf16", card):
+        found = method._draw(x, 2, 1).float()
+    assert torch.allclose(found, exact, atol=0.05 * float(exact.abs().max()))
+    assert isinstance(layout(make(), "bf16", card), CardLayout)
+    assert not isinstance(layout(make(), "bf16", x.device), CardLayout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["linearised", "vectorised", "ensemble"])
+def test_transformed_passes_are_predicted_in_bf16_on_the_card(images, kind):
+    method = transformed(kind, images[0]).to("cuda")
+    found = Predictor(method, images[0], 128, 2, seed=1, precision="bf16").sample_logits(images[0]).float()
+    exact = method.sample_logits(images[0], 2, seed=1)
+    assert torch.allclose(found, exact, atol=0.05 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("example", ["uint8", "float"])

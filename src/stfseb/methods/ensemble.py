@@ -112,6 +112,11 @@ class Ensemble(Method):
         """Tell whether a member needs context points (each draws its own)."""
         return any(member.uses_context for member in self.members)
 
+    @property
+    def vectorised(self) -> bool:
+        """Tell whether passes of a member run under vmap."""
+        return any(member.vectorised for member in self.members)
+
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Prepare every member."""
         for member in self.members:

@@ -312,5 +312,7 @@ class GFSVI(MeanFieldMethod):
         drawn = []
         for row in theta:
             step = {name: value - means[name] for name, value in self._named(row).items()}
-            drawn.append(sum(jvp(run, (means,), (step,))))
+            # Not in bf16, as in training; some of torch's formulas (group norm) mix types in tangents there and fail.
+            with torch.autocast(x.device.type, enabled=False):
+                drawn.append(sum(jvp(run, (means,), (step,))))
         return torch.stack(drawn)

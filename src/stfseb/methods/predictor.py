@@ -7,6 +7,7 @@ as one graph. For servers and for large sets; `method.predict_proba` needs no pr
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ from stfseb.networks.layout import CardLayout
 from stfseb.networks.precision import resolve, running
 
 log = logging.getLogger("stfseb")
+
+
+def layout(method: Method, precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return what chooses memory layouts, in bf16 on CUDA; as in training, not where passes may be transformed."""
+    return CardLayout() if precision == "bf16" and device.type == "cuda" and not method.vectorised else nullcontext()
 
 
 class Predictor:
@@ -76,12 +82,13 @@ class Predictor:
         if folded is not None:
             folded.lanes = self.lanes or None
         try:
-            with torch.no_grad(), evaluating(self.method.net), running(self.precision, self.device):
-                x = self.input
-                if self.precision == "bf16" and self.device.type == "cuda":
-                    with CardLayout():
-                        return self.method._draw(x, self.samples, self.seed)
-                return self.method._draw(x, self.samples, self.seed)
+            with (
+                torch.no_grad(),
+                evaluating(self.method.net),
+                running(self.precision, self.device),
+                layout(self.method, self.precision, self.device),
+            ):
+                return self.method._draw(self.input, self.samples, self.seed)
         finally:
             if folded is not None:
                 folded.lanes = None
