@@ -200,3 +200,21 @@ def test_progress_names_the_best_of_both_rules():
     assert "diverged, nan, 0 epochs, 0 s · pruned 0 · best so far: none" in progress.line(
         Claim(2, {}, 2, 2), lost, [lost]
     )
+
+
+def test_waiting_for_other_workers_is_said_once_of_one_trial_and_of_more(capsys):
+    from rich.console import Console
+
+    from stfseb.experiments.search.progress import SearchProgress
+
+    for total, said in (
+        (2, "1 trial is with other workers, or was with"),
+        (4, "3 trials are with other workers, or were"),
+    ):
+        progress = SearchProgress(Console(force_terminal=False, width=200))
+        progress.start([], total)
+        progress.waiting([trial(0, 0.3)])
+        progress.waiting([trial(0, 0.3)])
+        printed = capsys.readouterr().out
+        assert printed.startswith(said)
+        assert printed.count("waiting") == 1

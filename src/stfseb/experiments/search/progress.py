@@ -90,8 +90,9 @@ class SearchProgress(Watcher):
     def waiting(self, trials: list[Trial]) -> None:
         """Say once that the rest is with other workers."""
         if (self.lines or self.live) and not self.told_waiting:
-            rest = f"{self.total - len(trials)} {self.unit}s are"
-            self._say(f"{rest} with other workers, or were with one that died; waiting")
+            left = self.total - len(trials)
+            rest, were = (f"1 {self.unit} is", "was") if left == 1 else (f"{left} {self.unit}s are", "were")
+            self._say(f"{rest} with other workers, or {were} with one that died; waiting")
         self.told_waiting = True
         if self.live:
             self.bar.update(self.task, completed=len(trials))
