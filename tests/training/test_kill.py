@@ -191,7 +191,10 @@ for turn, line in enumerate(sys.stdin):
 
 @pytest.mark.slow
 def test_kills_in_the_middle_of_writing(tmp_path):
-    """A process that does nothing but write: at each of 20 moments there is one complete checkpoint, of one number."""
+    """A process that does nothing but write: at each of 20 moments there is one complete checkpoint, of one number.
+
+    Every second moment is one at which an unfinished file was seen, of which disks with much to do otherwise leave few.
+    """
     file = tmp_path / "run" / "checkpoint"
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER],
@@ -201,8 +204,12 @@ def test_kills_in_the_middle_of_writing(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     moments, halves, seen, longest = random.Random(5), 0, set(), 0.5
+
+    def unfinished():
+        return list(file.parent.glob(".checkpoint.*.part")) if file.parent.exists() else []
+
     with process:
-        for _ in range(KILLS):
+        for turn in range(KILLS):
             process.stdin.write(f"{file}\n")
             process.stdin.flush()
             child, began = int(process.stdout.readline()), time.monotonic()
@@ -210,9 +217,11 @@ def test_kills_in_the_middle_of_writing(tmp_path):
                 time.sleep(0.01)
                 longest = max(0.5, 4 * (time.monotonic() - began))
             time.sleep(moments.uniform(0.05, longest))
+            while turn % 2 and not unfinished() and time.monotonic() < began + 60:
+                pass
             os.kill(child, signal.SIGKILL)
             assert process.stdout.readline() == "gone\n"
-            halves += len(list(file.parent.glob(".checkpoint.*.part"))) if file.parent.exists() else 0
+            halves += len(unfinished())
             found = checkpoint.read(file)
             if found is not None:
                 assert {float(value) for tensor in found[0].values() for value in tensor.unique()} == {
