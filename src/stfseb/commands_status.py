@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,8 +41,11 @@ def status(
     if found.runs:
         screen.print(summary(found), highlight=False, soft_wrap=True)
     for search in found.searches:
-        kind = "finalists" if re.search(r"-final\d+of\d+$", search.study) else "trials"
-        told = "no worker has ended yet" if search.finished is None else f"{search.finished} of {search.asked} {kind}"
+        told = (
+            "no worker has ended yet"
+            if search.finished is None
+            else f"{search.finished} of {search.asked} {search.kind}"
+        )
         screen.print(f"search {search.study}: {told}", highlight=False, soft_wrap=True, markup=False)
 
 

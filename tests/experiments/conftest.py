@@ -1,7 +1,11 @@
-"""A task that trains in a fraction of a second, for tests of what is around the runs."""
+"""A task that trains in a fraction of a second, for tests of what is around the runs; the command line."""
+
+import sys
 
 import numpy as np
 import pytest
+
+from stfseb import cli
 
 TASK = """
 train: {array: train.npz}
@@ -30,3 +34,21 @@ def tiny(tmp_path_factory):
     np.savez(folder / "test.npz", images=images[120:], labels=labels[120:])
     (folder / "tiny.yaml").write_text(TASK)
     return str(folder / "tiny.yaml")
+
+
+@pytest.fixture
+def stfseb(monkeypatch, capsys):
+    """Return a function that runs the command line in this process: exit code, output, errors."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["stfseb", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "80")
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run

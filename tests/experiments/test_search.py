@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from rich.console import Console
 from search_helpers import tiny_task, trial
 from sklearn.metrics import log_loss, roc_auc_score
 
-from stfseb import cli
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.machine import code_version
@@ -31,24 +29,6 @@ from stfseb.report.search import search_figure, search_in_words, search_table
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     return str(tiny_task(tmp_path_factory.mktemp("task"), train=96, validation=64, context=80, epochs=1))
-
-
-@pytest.fixture
-def stfseb(monkeypatch, capsys):
-    """Return a function that runs the command line in this process: exit code, output, errors."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["stfseb", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "80")
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def test_a_search_from_the_command_to_the_files_and_again(task, stfseb, tmp_path):

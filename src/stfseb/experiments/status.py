@@ -7,6 +7,7 @@ not disturbed.
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
@@ -58,6 +59,11 @@ class SearchStatus:
     study: str
     finished: int | None = None  # None: no worker has ended yet, and the study is not beside (PostgreSQL)
     asked: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """What is counted: the name of a study (`Plan.name`) says whether it is a final."""
+        return "finalists" if re.search(r"-final\d+of\d+$", self.study) else "trials"
 
 
 @dataclass

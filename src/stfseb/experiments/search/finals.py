@@ -8,15 +8,15 @@ rules then choose among the finalists, on the same validation and held-back imag
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
+from stfseb.experiments.search.plan import written
 from stfseb.experiments.search.pruning import Pruning
-from stfseb.experiments.search.rules import choose
+from stfseb.experiments.search.rules import choose, tempered_nll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,10 +80,10 @@ def short_list(trials: Sequence[Trial], count: int, chance: float = math.inf) ->
     of each such front the lowest NLL first. NLL alone leaves out strong priors, which detect best and learn slowly.
     What has not learnt at all (an NLL of `chance` or more) has an AUROC that says nothing, and is taken last.
     """
-    whole = sorted((t for t in trials if t["outcome"] == "complete"), key=lambda t: (_nll(t), t["index"]))
+    whole = sorted((t for t in trials if t["outcome"] == "complete"), key=lambda t: (tempered_nll(t), t["index"]))
     different: dict[str, Trial] = {}
     for one in whole:
-        different.setdefault(json.dumps(one["params"], sort_keys=True), one)
+        different.setdefault(written(one["params"]), one)
     ordered = list(different.values())
     taken = ordered[: (count + 1) // 2]
     chosen = choose(ordered, "ours").trial
@@ -99,7 +99,7 @@ def short_list(trials: Sequence[Trial], count: int, chance: float = math.inf) ->
 
 def _fronts(ordered: Sequence[Trial], chance: float) -> Iterator[list[Trial]]:
     """Yield the trials, given by rising NLL, in sets of which none beats another in NLL and AUROC both."""
-    left = [t for t in ordered if _nll(t) < chance]
+    left = [t for t in ordered if tempered_nll(t) < chance]
     while left:
         front: list[Trial] = []
         for one in left:
@@ -107,11 +107,7 @@ def _fronts(ordered: Sequence[Trial], chance: float) -> Iterator[list[Trial]]:
                 front.append(one)
         yield front
         left = [t for t in left if t not in front]
-    yield [t for t in ordered if _nll(t) >= chance]
-
-
-def _nll(trial: Trial) -> float:
-    return float(trial["metrics"]["tempered_nll"])
+    yield [t for t in ordered if tempered_nll(t) >= chance]
 
 
 def _auroc(trial: Trial) -> float:
@@ -155,7 +151,7 @@ def standings(found: Mapping[str, Any]) -> list[Standing]:
         return []
     ends = {t["index"]: t for t in found["trials"]}
     whole = [t for t in ends.values() if t["outcome"] == "complete"]
-    whole.sort(key=lambda t: (_nll(t), t["index"]))
+    whole.sort(key=lambda t: (tempered_nll(t), t["index"]))
     ranks = {t["index"]: place for place, t in enumerate(whole, 1)}
     all_of_them = [
         Standing(
@@ -175,10 +171,10 @@ def standings(found: Mapping[str, Any]) -> list[Standing]:
 
 def rank_correlation(found: Mapping[str, Any]) -> float | None:
     """Return Spearman's correlation of short and full training; None for fewer than five finalists that ended."""
-    ended = [s for s in standings(found) if s.rank_after is not None]
-    if len(ended) < _ENOUGH:
+    ranks = [(s.rank_before, s.rank_after) for s in standings(found) if s.rank_after is not None]
+    if len(ranks) < _ENOUGH:
         return None
-    # Ranks among those that ended, none of them shared: then the sum of squared differences says it all.
-    order = sorted(s.rank_before for s in ended)
-    squares = sum((order.index(s.rank_before) - place) ** 2 for place, s in enumerate(ended))
-    return 1 - 6 * squares / (len(ended) * (len(ended) ** 2 - 1))
+    from scipy.stats import spearmanr
+
+    before, after = zip(*ranks, strict=True)
+    return float(spearmanr(before, after).statistic)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.search.finals import called
+from stfseb.experiments.search.plan import written
 from stfseb.experiments.search.rules import RULES, choose
 from stfseb.files import read_json, write_text
 
@@ -109,8 +110,8 @@ def finished_trials(folder: Path, plan: Plan, data: dict[str, Any]) -> list[Tria
         found = _read_if(beside, plan.identity, data, but=("shortlist",))
         for trial in [] if found is None else found["trials"]:
             if beside == folder or trial["outcome"] != "failed":
-                done.setdefault(_same(trial["params"]), trial)
-    wanted = enumerate(_same(one["params"]) for one in plan.shortlist.finalists)
+                done.setdefault(written(trial["params"]), trial)
+    wanted = enumerate(written(one["params"]) for one in plan.shortlist.finalists)
     return [{**done[params], "index": index} for index, params in wanted if params in done]
 
 
@@ -129,10 +130,6 @@ def written_by(folder: Path, trials: Sequence[Trial]) -> dict[str, Any] | None:
         return None
     found = read_search(folder)
     return found.get("code") if found["trials"] == list(trials) else None
-
-
-def _same(params: dict[str, Any]) -> str:
-    return json.dumps(params, sort_keys=True)
 
 
 def read_search(path: Path) -> dict[str, Any]:

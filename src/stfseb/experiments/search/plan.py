@@ -105,6 +105,11 @@ def make_plan(
     return Plan(task, key, space, seed, base, job.training, context)
 
 
+def written(params: dict[str, Any]) -> str:
+    """Return settings as text, equal for equal ones."""
+    return json.dumps(params, sort_keys=True)
+
+
 def distributions(choices: Space) -> dict[str, Any]:
     """Return optuna's categorical distributions of a space."""
     from optuna.distributions import CategoricalDistribution

@@ -42,18 +42,19 @@ def choose(trials: Iterable[Trial], rule: str) -> Choice:
     if rule == "paper":
         lowest = min(whole, key=lambda t: float(t["nll"]))
         return Choice(rule, lowest, "lowest validation NLL", frozenset({lowest["index"]}))
-    best = min(whole, key=_tempered)
+    best = min(whole, key=tempered_nll)
     error = best["metrics"]["tempered_nll_se"]
-    near = [t for t in whole if _tempered(t) <= _tempered(best) + error]
+    near = [t for t in whole if tempered_nll(t) <= tempered_nll(best) + error]
     scored = [t for t in near if t["metrics"].get("tempered_auroc") is not None]
     if not scored:
         why = "lowest validation NLL after one temperature: no held-back context images to tell apart"
         return Choice(rule, best, why, frozenset({best["index"]}))
-    chosen = min(scored, key=lambda t: (-t["metrics"]["tempered_auroc"], _tempered(t)))
-    among = f"{len(near)} trial{'s' * (len(near) > 1)} within {error:.4f} of the lowest NLL {_tempered(best):.4f}"
+    chosen = min(scored, key=lambda t: (-t["metrics"]["tempered_auroc"], tempered_nll(t)))
+    among = f"{len(near)} trial{'s' * (len(near) > 1)} within {error:.4f} of the lowest NLL {tempered_nll(best):.4f}"
     why = f"highest AUROC against held-back context images among {among}"
     return Choice(rule, chosen, why, frozenset({best["index"], chosen["index"]}))
 
 
-def _tempered(trial: Trial) -> float:
+def tempered_nll(trial: Trial) -> float:
+    """Return a trial's validation NLL after one temperature."""
     return float(trial["metrics"]["tempered_nll"])

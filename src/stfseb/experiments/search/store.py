@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
-from stfseb.experiments.search.plan import Plan, distributions, quiet_optuna
+from stfseb.experiments.search.plan import Plan, distributions, quiet_optuna, written
 from stfseb.experiments.search.storage import Lock, hushed, open_url, readable
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Store:
         first: dict[str, int] = {}
         # What is known beyond the asked number is kept too: search.json, which is written anew, will not have it.
         for index, params in enumerate(self.plan.draws(max(self.total, *(k + 1 for k in known), 0))):
-            earlier = first.setdefault(json.dumps(params, sort_keys=True), index)
+            earlier = first.setdefault(written(params), index)
             if index >= have:
                 attrs: dict[str, Any] = {"index": index} | ({"same_as": earlier} if earlier != index else {})
                 state, value = optuna.trial.TrialState.WAITING, None
