@@ -139,16 +139,17 @@ class PortablePredictor(nn.Module):
         """Return `samples` (S, B, L) and `prediction` (B, L); without masks, under those of the seed."""
         if not masks:
             masks = tuple(getattr(self, f"mask{index}") for index in range(self.count))
-        outputs = tempered(self.calibration, self.sampler(x, masks))
+        outputs = self.sampler(x, masks)
+        prediction = self.likelihood.predict(tempered(self.calibration, self.likelihood, outputs))
         if self.values == "logits":
-            return outputs, self.likelihood.predict(outputs)
+            return outputs, prediction
         if isinstance(self.likelihood, Classification):
             single = self.likelihood.class_log_probs(outputs).exp()
         elif isinstance(self.likelihood, MultiLabel):
             single = torch.sigmoid(outputs)
         else:
             single = outputs  # regression: each function's own prediction
-        return single, single.mean(0)
+        return single, prediction
 
 
 def predictor(

@@ -64,6 +64,63 @@ def test_temperature_finds_the_factor_and_is_applied_everywhere(overconfident, t
     assert torch.equal(again.predict_proba(fresh[0]), probs)
 
 
+class Disagreeing(nn.Module):
+    """Outputs that are the inputs, each row's times a dropout mask of its own classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.4)
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.drop(x * self.factor)
+
+
+@pytest.mark.parametrize("likelihood", [None, Binary(), MultiLabel()])
+def test_a_temperature_is_of_the_average_of_samples_that_disagree(likelihood):
+    x, y = drawn(400, classes=5 if likelihood is None else 1)
+    method = MCDropout(Disagreeing(), likelihood=likelihood, samples=8)
+    if likelihood is not None:
+        y = torch.bernoulli(torch.sigmoid(x), generator=torch.Generator().manual_seed(2)).long()
+        y = y[:, 0] if isinstance(likelihood, Binary) else y
+    logits = method.sample_logits(x, 8, seed=3).double()
+    raw = method.predict_proba(x, 8, seed=3).double()
+    found = calibrate(method, (x, y), samples=8, seed=3)
+    assert abs(found["temperature"] - 1) > 0.05
+    assert found["of"] == "average"
+    both = [raw, 1 - raw] if isinstance(likelihood, MultiLabel) else [raw]
+    powers = [p ** (1 / found["temperature"]) for p in both]
+    total = sum(powers) if len(both) == 2 else powers[0].sum(-1, keepdim=True)
+    torch.testing.assert_close(method.predict_proba(x, 8, seed=3).double(), powers[0] / total, atol=1e-6, rtol=1e-5)
+    assert torch.equal(method.sample_logits(x, 8, seed=3).double(), logits)  # single samples stay as they are
+
+    def nll(temperature):
+        parts = [p.log() / temperature for p in both]
+        if len(both) == 2:
+            losses = torch.logaddexp(*parts) - torch.where(y == 1, parts[0], parts[1])
+        else:
+            losses = nn.functional.cross_entropy(parts[0], y, reduction="none")
+        return losses.mean().item()
+
+    best = minimize_scalar(lambda log: nll(math.exp(log)), bounds=(-4, 4), method="bounded")
+    assert found["temperature"] == pytest.approx(math.exp(best.x), rel=1e-3)
+    assert found["nll_after"] == pytest.approx(best.fun, rel=1e-5)
+
+
+def test_a_temperature_of_single_samples_is_not_taken_for_one_of_the_average(overconfident, tmp_path):
+    x, y = drawn(200)
+    calibrate(overconfident, (x, y))
+    folder = save(overconfident, tmp_path / "m")
+    file = next(folder.glob("*.json"))
+    told = json.loads(file.read_text())
+    del told["calibration"]["probabilities"]["of"]
+    file.write_text(json.dumps(told))
+    with pytest.warns(UserWarning, match="calibrate the model again"):
+        again = load(folder, net=Table())
+    assert again.calibration == {}
+    torch.testing.assert_close(again.predict_proba(x), torch.softmax(x * 3, -1))
+
+
 def test_isotonic_is_scikit_learns_and_calibrates(overconfident, tmp_path):
     x, y = drawn(20_000)
     probs = torch.softmax((x * 3).double(), -1)

@@ -48,6 +48,26 @@ def test_uncertainty_of_classes_is_the_log_of_one_minus_the_highest_probability(
     assert Categorical().uncertainty(far)[0] > Categorical().uncertainty(far)[1]
 
 
+@pytest.mark.parametrize(("likelihood", "used"), [(Categorical(), 3), (Binary(), 1), (MultiLabel(), 3)])
+def test_pooled_outputs_predict_what_the_samples_predict_on_average(outputs, likelihood, used):
+    outputs = outputs[..., :used]
+    one = likelihood.pooled(outputs)
+    assert one.shape == (1, 9, used)
+    torch.testing.assert_close(likelihood.predict(one), likelihood.predict(outputs))
+    torch.testing.assert_close(likelihood.uncertainty(one), likelihood.uncertainty(outputs))
+    far = likelihood.pooled(
+        torch.full((2, 1, used), 50.0, dtype=DOUBLE) * torch.arange(1, used + 1)
+    )  # p is 1 in float64
+    assert bool(torch.isfinite(far).all())
+    if used == 1:
+        assert float(far) == pytest.approx(50.0)
+
+
+def test_regression_has_no_pooled_outputs(outputs):
+    with pytest.raises(StfsebError, match="no probabilities"):
+        GaussianRegression(targets=3).pooled(outputs)
+
+
 def test_multilabel_is_binary_cross_entropy_and_leaves_out_unknown_labels(outputs):
     y = torch.randint(0, 2, (9, 3), generator=torch.Generator().manual_seed(1))
     expected = -F.binary_cross_entropy_with_logits(outputs, y.to(DOUBLE).expand(4, 9, 3), reduction="none")

@@ -1,8 +1,11 @@
 """Calibration on held-out data: a temperature, or an isotonic map for each class.
 
-Temperature: T > 0 minimises the NLL of the Monte Carlo average of softmax(f_s / T) (Guo et al., On calibration of
-modern neural networks, ICML 2017, https://arxiv.org/abs/1706.04599). One number: it needs few rows and, for one
-sample, never changes the most probable class. Isotonic: for each class, a non-decreasing map from its averaged
+Temperature: T > 0 minimises the NLL of p^(1/T), normalised, with p the Monte Carlo average of softmax(f_s); for one
+sample that is softmax(f / T) (Guo et al., On calibration of modern neural networks, ICML 2017,
+https://arxiv.org/abs/1706.04599). It comes after averaging: samples that disagree leave their average unsure, which
+no temperature of the single samples mends (Rahaman and Thiery, Uncertainty quantification and deep ensembles,
+NeurIPS 2021, https://arxiv.org/abs/2007.08792). One number: it needs few rows and never changes the most probable
+class. Isotonic: for each class, a non-decreasing map from its averaged
 probability to how often it was right, then normalised (Zadrozny and Elkan, KDD 2002). It needs thousands of rows.
 The maps stay within [1/(n + 2), 1 - 1/(n + 2)]: n rows cannot show that something never happens.
 """
@@ -21,7 +24,7 @@ from stfseb.errors import StfsebError, unknown
 from stfseb.evaluation.evaluate import batch_size_of
 from stfseb.evaluation.inputs import Split, chunks
 from stfseb.likelihoods import Classification, Regression
-from stfseb.methods.calibrated import PROBABILITIES
+from stfseb.methods.calibrated import AVERAGE, PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ def calibrate(
     if kind == "temperature":
         fitted |= _fitted_temperature(method, outputs, y)
     else:
-        fitted |= {"nll_before": _nll(method, outputs, y, 1.0), "maps": _isotonic_maps(method, outputs, y)}
+        fitted |= {"nll_before": _nll(method, outputs, y), "maps": _isotonic_maps(method, outputs, y)}
     for stale in (UNFAMILIAR, ABSTAIN, CONFORMAL):
         method.calibration.pop(stale, None)
     method.calibration[PROBABILITIES] = fitted
@@ -114,10 +117,11 @@ def fit_temperature(method: Method, images: Any, labels: Tensor, samples: int, s
     return {"kind": "temperature", "rows": len(labels), "samples": samples, "seed": seed, **found}
 
 
-def _fitted_temperature(method: Method, outputs: Tensor, y: Tensor) -> dict[str, float]:
+def _fitted_temperature(method: Method, outputs: Tensor, y: Tensor) -> dict[str, Any]:
     temperature = best_temperature(method, outputs, y)
-    before, after = (_nll(method, outputs, y, t) for t in (1.0, temperature))
-    return {"nll_before": before, "temperature": temperature, "nll_after": after}
+    before = _nll(method, outputs, y)
+    after = before if temperature == 1.0 else _nll(method, method.likelihood.pooled(outputs) / temperature, y)
+    return {"nll_before": before, "temperature": temperature, "of": AVERAGE, "nll_after": after}
 
 
 @contextmanager
@@ -131,8 +135,8 @@ def probabilities_of(method: Method, fitted: dict[str, Any]) -> Iterator[None]:
         method.calibration = own
 
 
-def _nll(method: Method, outputs: Tensor, y: Tensor, temperature: float) -> float:
-    return -float(method.likelihood.log_predictive(outputs / temperature, y).mean())
+def _nll(method: Method, outputs: Tensor, y: Tensor) -> float:
+    return -float(method.likelihood.log_predictive(outputs, y).mean())
 
 
 def best_temperature(method: Method, outputs: Tensor, y: Tensor) -> float:
@@ -142,10 +146,11 @@ def best_temperature(method: Method, outputs: Tensor, y: Tensor) -> float:
     """
     from scipy.optimize import minimize_scalar
 
+    pooled = method.likelihood.pooled(outputs)
     found = minimize_scalar(
-        lambda log: _nll(method, outputs, y, math.exp(log)), bounds=(-_LOG_RANGE, _LOG_RANGE), method="bounded"
+        lambda log: _nll(method, pooled / math.exp(log), y), bounds=(-_LOG_RANGE, _LOG_RANGE), method="bounded"
     )
-    return float(math.exp(found.x)) if found.fun < _nll(method, outputs, y, 1.0) else 1.0
+    return float(math.exp(found.x)) if found.fun < _nll(method, outputs, y) else 1.0
 
 
 def _isotonic_maps(method: Method, outputs: Tensor, y: Tensor) -> list[dict[str, list[float]]]:

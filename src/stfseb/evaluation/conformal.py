@@ -117,5 +117,5 @@ def _log_probs(method: Method, outputs: Tensor) -> Array:
     assert isinstance(method.likelihood, Classification)
     if "maps" in method.calibration.get("probabilities", {}):
         return method._prediction(outputs).log().numpy()
-    values = method.likelihood.class_log_probs(tempered(method.calibration, outputs))
+    values = method.likelihood.class_log_probs(tempered(method.calibration, method.likelihood, outputs))
     return (torch.logsumexp(values, 0) - math.log(len(values))).detach().numpy()

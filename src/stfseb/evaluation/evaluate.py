@@ -169,7 +169,8 @@ def predict_groups(
         if not bool(torch.isfinite(logits).all()):
             raise StfsebError(f"{name}: the network's outputs are not finite; check its training")
         # To the CPU before float64, which some devices do not have.
-        values = likelihood.class_log_probs(tempered(calibration, logits.detach().cpu().double()))
+        outputs = logits.detach().cpu().double()
+        values = likelihood.class_log_probs(outputs)
         if values.ndim != 3 or values.shape[1] != len(x) or values.shape[2] < 2:
             raise StfsebError(
                 f"{name}: sample_logits gave shape {tuple(logits.shape)} for {len(x)} images; "
@@ -179,10 +180,13 @@ def predict_groups(
             raise StfsebError(f"{name}: label {int(y.max())} is outside the {values.shape[2]} classes")
         for index, group in enumerate(groups):
             sampled = values[group].numpy()
+            one = tempered(calibration, likelihood, part := outputs[group])
+            averaged = sampled if one is part else likelihood.class_log_probs(one).numpy()
             drawn[index] = len(sampled)
-            log_probs[index].append(_calibrated(calibration, metrics.log_mean_probs(sampled)))
+            log_probs[index].append(_calibrated(calibration, metrics.log_mean_probs(averaged)))
             for score, function in unfamiliarity.SCORES.items():
-                scores[index][score].append(function(sampled))
+                # How far samples disagree is a matter of the samples as they are.
+                scores[index][score].append(function(sampled if score == "mutual_information" else averaged))
         if y is not None:
             targets.append(y.numpy())
     predictions = [

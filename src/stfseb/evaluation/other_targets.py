@@ -43,7 +43,7 @@ def evaluate_targets(
     familiar = []
     for x, y in chunks(test, "test", batch_size, labels=True, classes=None, real=True):
         assert y is not None
-        outputs = tempered(method.calibration, method.sample_logits(x, samples, seed=seed))
+        outputs = tempered(method.calibration, likelihood, method.sample_logits(x, samples, seed=seed))
         likelihood.check_targets(y, outputs.shape[2])
         y = y.to(outputs.device)
         found = {"nll": -likelihood.log_predictive(outputs, y)}
@@ -89,6 +89,6 @@ def _uncertainties(
 ) -> Array:
     parts = []
     for x, _ in chunks(split, name, batch_size, labels=False, classes=None):
-        outputs = tempered(method.calibration, method.sample_logits(x, samples, seed=seed))
+        outputs = tempered(method.calibration, method.likelihood, method.sample_logits(x, samples, seed=seed))
         parts.append(method.likelihood.uncertainty(outputs).cpu().numpy())
     return np.concatenate(parts)

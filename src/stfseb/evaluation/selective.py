@@ -96,7 +96,7 @@ def selective(
     parts: list[tuple[Any, bool]] = [(test, True)] + ([] if unfamiliar is None else [(unfamiliar, False)])
     for split, labelled in parts:
         for x, y in chunks(split, "test" if labelled else "unfamiliar", batch_size, labels=labelled, classes=None):
-            outputs = tempered(method.calibration, method.sample_logits(x, samples, seed=seed))
+            outputs = tempered(method.calibration, method.likelihood, method.sample_logits(x, samples, seed=seed))
             uncertainty.append(method.likelihood.uncertainty(outputs).cpu().numpy())
             answer = method.likelihood.predict(outputs).argmax(-1).cpu()
             errors.append(np.ones(len(x)) if y is None else (answer != y).numpy())

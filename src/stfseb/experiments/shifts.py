@@ -116,6 +116,7 @@ def _temperature(method: Method, data: TaskData, samples: int) -> dict[str, Any]
         found = evaluate(method, data.test, data.ood, samples=samples, seed=_SEED)
     return {
         "temperature": fitted["temperature"],
+        "of": fitted["of"],
         "validation_nll_before": fitted["nll_before"],
         "validation_nll_after": fitted["nll_after"],
         "metrics": found,
@@ -153,7 +154,7 @@ def _log_probs(method: Method, images: Tensor, samples: int) -> Array:
     for chunk in images.split(batch_size_of(method)):
         logits = method.sample_logits(chunk, samples, seed=_SEED)
         logits = logits.cpu() if device.type == "mps" else logits  # which has no float64
-        values = likelihood.class_log_probs(tempered(method.calibration, logits.double()))
+        values = likelihood.class_log_probs(tempered(method.calibration, likelihood, logits.double()))
         mean = torch.logsumexp(values, dim=0) - float(np.log(len(values)))
         parts.append(mapped(method.calibration, mean.exp()).log() if _has_maps(method) else mean)
     found: Array = torch.cat(parts).cpu().numpy()

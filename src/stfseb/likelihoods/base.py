@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stfseb.errors import StfsebError
+
 
 class Likelihood(nn.Module, ABC):
     """p(y | f(x)), factorised over rows."""
@@ -45,6 +47,14 @@ class Likelihood(nn.Module, ABC):
         Unless a likelihood knows better: the variance of the outputs over samples, averaged over outputs.
         """
         return outputs.double().var(0, correction=0).mean(-1)
+
+    def pooled(self, outputs: Tensor) -> Tensor:
+        """Return the outputs (1, B, L) of one function that predicts what these (S, B, L) predict on average.
+
+        A likelihood without probabilities has none: the average of regressions is a mixture and no regression.
+        """
+        del outputs
+        raise StfsebError(f"the {self.name} likelihood has no probabilities to pool")
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor's arguments, as JSON knows them."""

@@ -67,6 +67,10 @@ class Categorical(Classification):
         """Return the mean over samples of the softmax probabilities."""
         return F.softmax(wide(outputs), dim=-1).mean(0)
 
+    def pooled(self, outputs: Tensor) -> Tensor:
+        """Return the logarithm of the averaged probabilities, up to a constant: log sum_s softmax(f_s)."""
+        return self.class_log_probs(outputs).logsumexp(0, keepdim=True)
+
     def check_targets(self, y: Tensor, outputs: int) -> None:
         """Raise unless `y` holds integer labels in 0 .. outputs - 1, and there are two at least."""
         if outputs == 1:
@@ -89,6 +93,10 @@ class Binary(Classification):
         """Return the log-probabilities of 0 and 1, (S, B, 2)."""
         logit = wide(outputs)[..., 0]
         return torch.stack([F.logsigmoid(-logit), F.logsigmoid(logit)], dim=-1)
+
+    def pooled(self, outputs: Tensor) -> Tensor:
+        """Return the log odds of the averaged probability."""
+        return _log_odds(outputs)
 
     def check_targets(self, y: Tensor, outputs: int) -> None:
         """Raise unless `y` holds 0 and 1 and the network has one output."""
@@ -125,6 +133,10 @@ class MultiLabel(Likelihood):
         log_odds = torch.stack([F.logsigmoid(signed), F.logsigmoid(-signed)]).logsumexp(1)
         return (log_odds.min(0).values - log_odds.logsumexp(0)).max(-1).values
 
+    def pooled(self, outputs: Tensor) -> Tensor:
+        """Return the log odds of each label's averaged probability: that labels go together is lost in it."""
+        return _log_odds(outputs)
+
     def check_kind(self, y: Tensor) -> None:
         """Raise unless `y` has a row of labels an example."""
         if y.ndim != 2:
@@ -137,3 +149,9 @@ class MultiLabel(Likelihood):
         wrong = y[(y != 0) & (y != 1) & (y != -1)]
         if len(wrong):
             raise StfsebError(f"label {wrong[0].item():g}: give 1 (yes), 0 (no) or -1 (unknown)")
+
+
+def _log_odds(outputs: Tensor) -> Tensor:
+    """Return log(p / (1 - p)) of the mean p over samples of sigmoid(f), (1, B, L), exact where p is next to 0 or 1."""
+    outputs = wide(outputs)
+    return F.logsigmoid(outputs).logsumexp(0, keepdim=True) - F.logsigmoid(-outputs).logsumexp(0, keepdim=True)

@@ -22,6 +22,7 @@ from stfseb.likelihoods import Categorical, Likelihood, Regression
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
 from stfseb.methods.settings import check_count
+from stfseb.networks.capturing import built_into
 from stfseb.networks.folding import deterministic
 from stfseb.ranges import SeenRange
 
@@ -122,8 +123,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         tensors = [*self.state_dict().items(), *self.net.named_buffers()]
         shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in tensors)
         trained = tuple(name for name, parameter in self.named_parameters() if parameter.requires_grad)
-        # What layers do besides their weights (dropout rates, strides) stands in their description.
-        built_in = repr(self.net), repr(sorted(self.likelihood.spec().items()))
+        built_in = built_into(self.net), repr(sorted(self.likelihood.spec().items()))
         return type(self), repr(sorted(fixed.items())), finite, shapes, trained, *built_in
 
     @torch.no_grad()
@@ -312,7 +312,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // (samples or self.samples))
         with torch.no_grad():
             return [
-                function(tempered(self.calibration, self.sample_logits(part, samples, seed=seed)))
+                function(tempered(self.calibration, self.likelihood, self.sample_logits(part, samples, seed=seed)))
                 for part in x.split(rows)
             ]
 

@@ -52,7 +52,7 @@ def held_out_scores(
     """Return the uncertainties of held-out rows as JSON: order statistics, and the errors up to each."""
     scores, errors = [], []
     for x, y in batches:
-        outputs = tempered(method.calibration, method.sample_logits(x, samples, seed=seed))
+        outputs = tempered(method.calibration, method.likelihood, method.sample_logits(x, samples, seed=seed))
         scores.append(method.likelihood.uncertainty(outputs).cpu().numpy())
         if y is not None and isinstance(method.likelihood, Classification):
             wrong = method.likelihood.predict(outputs).argmax(-1) != y.to(outputs.device)

@@ -137,4 +137,5 @@ class Predictor:
 
     def predict_proba(self, x: Any) -> Tensor:
         """Return the Monte Carlo average of the predictive probabilities, (N, L)."""
-        return self.method._prediction(tempered(self.method.calibration, self.sample_logits(x)))
+        method = self.method
+        return method._prediction(tempered(method.calibration, method.likelihood, self.sample_logits(x)))

@@ -20,6 +20,7 @@ from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError
 from stfseb.files import alone_in, read_json, write_bytes, write_json
 from stfseb.likelihoods import from_spec
+from stfseb.methods.calibrated import still_valid
 from stfseb.methods.registry import KEYS, method_class
 from stfseb.networks.registry import build, own_file, spec_of
 
@@ -150,7 +151,7 @@ def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
     net = net.to(getattr(torch, meta["dtype"]))
     settings = cls.settings_type.from_dict(meta["settings"])
     method = cls.restore(net, settings, from_spec(meta["likelihood"]))
-    method.calibration, method.provenance = dict(meta["calibration"]), dict(meta["provenance"])
+    method.calibration, method.provenance = still_valid(meta["calibration"]), dict(meta["provenance"])
     method._outputs = meta["outputs"]
     if meta.get("range") is not None:  # models of before have none
         low, high = meta["range"]

@@ -39,8 +39,8 @@ class Answers:
         """Return one answer a row of images (N, C, H, W) in [0, 1]."""
         method = self.method
         with torch.inference_mode():
-            outputs = tempered(method.calibration, method.sample_logits(x, self.samples, seed=self.seed))
-            decisions = method.judge(outputs)
+            outputs = method.sample_logits(x, self.samples, seed=self.seed)
+            decisions = method.judge(tempered(method.calibration, method.likelihood, outputs))
             assert isinstance(method.likelihood, Classification)
             each = method.likelihood.class_log_probs(outputs).exp()
             spread = each.std(0, correction=0).tolist()
