@@ -58,9 +58,9 @@ def test_nothing_stands_against_capturing_it(data):
     on_card = SimpleNamespace(
         like=SimpleNamespace(device=torch.device("cuda")), uses_context=True, context=method.context
     )
-    assert _cannot_capture(on_card, batches) == ""
+    assert _cannot_capture(on_card, batches, asked=True) == ""
     on_card.context = Context(SmallCNN(), "train", 32)
-    assert "minibatch" in _cannot_capture(on_card, batches)
+    assert "minibatch" in _cannot_capture(on_card, batches, asked=True)
 
 
 @pytest.mark.parametrize("name", ["stfseb", "fseb"])

@@ -264,6 +264,47 @@ def test_a_failed_capture_leaves_no_trace(data, context, captures, monkeypatch):
         assert torch.allclose(a, b, rtol=1e-12)
 
 
+def test_warming_up_leaves_no_trace_in_any_buffer(data, captures):
+    """Averages of batch norm, which are saved, and what a module counts in a buffer that is not."""
+
+    class Counting(nn.Sequential):
+        def forward(self, x):
+            self.seen += len(x)
+            return super().forward(x)
+
+    net = Counting(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    net.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
+    method = MCDropout(nn.Sequential(net, nn.Dropout(0.0)), samples=1)
+    engine = CapturedEngine(
+        method, ResidentBatches(*data, 32, 0, CPU), make_optimiser(method), "float32", compiled=False
+    )
+    assert int(net.seen) == int(net[1].num_batches_tracked) == 0
+    epochs_of(engine, (1,))
+    assert (int(net.seen), int(net[1].num_batches_tracked)) == (70, 3)
+
+
+def jittered(x, generator=None):
+    return x + torch.rand(x.shape, generator=generator, dtype=x.dtype)
+
+
+@pytest.mark.parametrize(("rate", "augment"), [(0.5, None), (0.0, jittered)])
+def test_a_captured_run_draws_from_its_seed_and_nothing_else(data, context, captures, rate, augment):
+    """Masks and augmentation: the same whatever others draw meanwhile, and other ones for another seed."""
+
+    def weights(seed, others):
+        method = STFSEB(make_net(rate), context, num_context=8, samples=2, prior_weight=1.0).train()
+        method.reseed(5)
+        batches = ResidentBatches(*data, 16, 5, CPU, augment)
+        engine = CapturedEngine(method, batches, make_optimiser(method, lr=1e-2), "float32", compiled=False)
+        torch.manual_seed(others)
+        engine.reseed(seed)
+        return epochs_of(engine, (1,))[1]
+
+    first = weights(1, others=0)
+    assert torch.equal(first, weights(1, others=9))
+    assert not torch.allclose(first, weights(2, others=0), rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("fails", "kind", "words"),
     [
@@ -440,6 +481,41 @@ def test_compiled_steps_are_the_uncompiled_ones_under_dropout():
     assert not torch.allclose(found[0], found[2], atol=1e-3)  # other masks
 
 
+def weights_under_dropout(images, device, seed, capture):
+    """Return the weights after three steps with dropout, captured by `capture` or, if it is None, plainly run."""
+    torch.manual_seed(0)
+    method = STFSEB(SmallCNN(hidden=16), 255 - images[0], num_context=8, samples=3).to(device).train()
+    method.reseed(0)
+    batches, optimiser = ResidentBatches(*images, len(images[0]) // 3, 0, device), make_optimiser(method, lr=1e-3)
+    if capture is not None:
+        engine = capture(method, batches, optimiser, "float32")
+        engine.reseed(seed)
+        return epochs_of(engine, (1,))[1]
+    generator = torch.Generator(device).manual_seed(seed)
+    step = StaticStep(method, batches, optimiser, "float32", steps=3, size=batches.batch_size, generator=generator)
+    step.load(batches.order(1))
+    step.learn_plan()
+    for _ in range(3):
+        optimiser.zero_grad()
+        with running("float32", device):
+            step()
+    release(method)
+    return torch.cat([p.detach().flatten() for p in method.net.parameters()])
+
+
+def check_captured_under_dropout(images, device, capture):
+    """A replay has the masks of its step, the same in both passes: else the weights would part as other seeds' do."""
+    plain, other = (weights_under_dropout(images, device, seed, None) for seed in (3, 4))
+    captured = weights_under_dropout(images, device, 3, capture)
+    assert (captured - plain).norm() < 0.1 * (other - plain).norm()
+
+
+def test_captured_steps_have_the_masks_of_plain_ones(captures):
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (24, 1, 28, 28), generator=g, dtype=torch.uint8), torch.randint(10, (24,), generator=g)
+    check_captured_under_dropout(images, CPU, lambda *args: CapturedEngine(*args, compiled=False))
+
+
 def test_a_population_is_fit_many_times(data, context):
     """Same weights as `fit` alone for every member; a diverged member is reported and the others go on."""
     x, y = data
@@ -533,6 +609,8 @@ def test_engine_says_what_it_is(data):
         method = MAP(make_net().to(kind))
         engine = make_engine(method, ResidentBatches(data[0].to(kind), data[1], 10, 0, CPU), make_optimiser(method))
         assert engine.description == f"eager, {str(kind).removeprefix('torch.')}"
+    asked = make_engine(method, ResidentBatches(*data, 10, 0, CPU), make_optimiser(method), capture=True)
+    assert asked.description == "eager, float64 (capture=True needs CUDA)"
 
 
 def test_words_hold_all_lanes():
@@ -570,6 +648,12 @@ def test_captured_float32_steps_are_the_eager_ones(images, compiled):
         )  # fmt: skip
         found.append([(e["data"], e["function"], e["weights"], e["validation_nll"]) for e in result.history])
     assert torch.allclose(torch.tensor(found[0]), torch.tensor(found[1]), rtol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_captured_steps_have_the_masks_of_plain_ones_on_the_card(images, compiled):
+    check_captured_under_dropout(images, torch.device("cuda"), lambda *args: CapturedEngine(*args, compiled=compiled))
 
 
 @pytest.mark.gpu

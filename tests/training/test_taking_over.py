@@ -1,9 +1,12 @@
 """What a captured step has built in keeps runs apart that differ in it; what it reads comes along."""
 
+import copy
+
+import pytest
 import torch
 from torch import nn
 
-from stfseb import GFSVI, MAP, STFSEB, MCDropout
+from stfseb import GFSVI, MAP, MLP, STFSEB, DeepCNN, MCDropout, SmallCNN, fit
 from stfseb.likelihoods import StudentTRegression
 
 
@@ -20,6 +23,39 @@ def test_networks_that_do_other_things_do_not_share_a_step():
     frozen = make_net()
     frozen[0].requires_grad_(False)
     assert STFSEB(frozen, context, num_context=8).captured_key() != key
+
+
+class Scaled(nn.Linear):
+    """A layer of somebody's own, whose description says nothing of what it does."""
+
+    def __init__(self, factor):
+        super().__init__(6, 6)
+        self.factor = factor
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+def test_attributes_that_no_description_shows_keep_runs_apart():
+    def key(factor, net=None):
+        torch.manual_seed(0)
+        return MCDropout(net or nn.Sequential(Scaled(factor), *make_net())).captured_key()
+
+    assert key(1.0) == key(1.0) != key(5.0)
+    assert key(torch.cos) == key(torch.cos) != key(torch.sin)
+    assert key(torch.ones(1)) != key(torch.ones(1))  # in no buffer: nothing would bring it along
+    trained = nn.Sequential(Scaled(1.0), *make_net()).eval()
+    assert key(1.0) == key(1.0, copy.deepcopy(trained))
+
+
+@pytest.mark.parametrize("make", [SmallCNN, DeepCNN, lambda: MLP(6, 3, (8, 8))])
+def test_networks_made_alike_share_a_step(make):
+    """Also a network that has been trained: its place's step is meant for the next run."""
+    first, other = MCDropout(make()), MCDropout(make())
+    size = {"SmallCNN": (1, 28, 28), "DeepCNN": (3, 32, 32), "MLP": (6,)}[type(first.net).__name__]
+    x, y = torch.rand(8, *size), torch.arange(8) % 3
+    fit(first, (x, y), (x, y), epochs=1, batch_size=4, progress=False)
+    assert copy.deepcopy(first).captured_key() == other.captured_key()
 
 
 def test_likelihoods_with_other_settings_do_not_share_a_step():

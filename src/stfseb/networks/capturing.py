@@ -11,7 +11,24 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
 _failed: list[torch.cuda.CUDAGraph] = []
+
+
+def built_into(net: nn.Module) -> tuple[Any, ...]:
+    """Return all of a network that a captured step has built in: what its modules are and hold besides their weights.
+
+    Descriptions tell torch's layers apart (dropout rates, strides) but seldom other people's, whose `forward` may read
+    any attribute. Tensors that are no buffers are compared as objects: no two networks share those.
+    """
+    found: list[Any] = [repr(net)]
+    for name, module in net.named_modules():
+        known = vars(torch.nn.Module())
+        held = {key: value for key, value in vars(module).items() if key not in known}
+        said = sorted((key, str(id(v)) if isinstance(v, torch.Tensor) else repr(v)) for key, v in held.items())
+        found.append((name, type(module).__module__, type(module).__qualname__, *said))
+    return tuple(found)
 
 
 @contextmanager

@@ -209,11 +209,11 @@ def make_batches(
     raise StfsebError(f"{what} is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
 
 
-def fits(pair: Batch, device: torch.device) -> bool:
+def fits(parts: Sequence[Tensor], device: torch.device) -> bool:
     """Tell whether a device has room for these examples and a share of its memory left to train with."""
     if device.type != "cuda":
         return True
-    wanted = sum(part.numel() * part.element_size() for part in pair if part.device != device)
+    wanted = sum(part.numel() * part.element_size() for part in parts if part.device != device)
     free = torch.cuda.mem_get_info(device)[0]
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return wanted <= _ROOM * (free + unused)

@@ -126,7 +126,7 @@ class CapturedEngine:
         self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
         self.description = f"captured, {_said(method, precision)}" + (", compiled" if compiled else "")
         full, rest = divmod(batches.num_data, batches.batch_size)
-        before = copy.deepcopy(method.state_dict())
+        before = copy.deepcopy(self._tensors())
         drawn = 0 if method.context is None else method.context.step
         method.train()
         method.make_live(method.like)
@@ -142,9 +142,13 @@ class CapturedEngine:
         finally:  # warming up made a few steps: put everything back, in place; after a failure the eager engine goes on
             self._put_back(before, drawn)
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return all that steps may change, buffers that are not saved included."""
+        return {**self.method.state_dict(), **{f"net.{name}": value for name, value in self.method.net.named_buffers()}}
+
     @torch.no_grad()
     def _put_back(self, before: dict[str, Tensor], drawn: int) -> None:
-        for name, value in self.method.state_dict().items():
+        for name, value in self._tensors().items():
             value.copy_(before[name])
         self._clear_optimiser()
         if self.method.context is not None:
@@ -259,7 +263,7 @@ def make_engine(
 ) -> Engine:
     """Return the fastest engine that this method, data and device allow, and say in the log which and why."""
     chosen = resolve(precision, method.net)
-    why = "" if capture is False else _cannot_capture(method, batches)
+    why = "" if capture is False else _cannot_capture(method, batches, asked=bool(capture))
     engine: Engine
     if chosen == "bf16":
         # Convolutions in bf16 want channels last; the numbers are the same.
@@ -304,10 +308,10 @@ def _fastest(
     return EagerEngine(method, batches, optimiser, precision, reason)
 
 
-def _cannot_capture(method: Method, batches: Batches) -> str:
+def _cannot_capture(method: Method, batches: Batches, *, asked: bool) -> str:
     """Return why a step cannot be captured, or nothing."""
     if method.like.device.type != "cuda":
-        return ""  # nothing to explain: there are no graphs elsewhere
+        return "capture=True needs CUDA" if asked else ""  # there are no graphs elsewhere
     if not isinstance(batches, ResidentBatches):
         return "the data are streamed"
     if method.uses_context and (method.context is None or method.context.images is None):

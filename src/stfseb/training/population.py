@@ -21,7 +21,7 @@ import torch
 
 from stfseb.errors import DivergedError, StfsebError
 from stfseb.methods.settings import check_count
-from stfseb.training.batches import Augment, ResidentBatches, as_pair
+from stfseb.training.batches import Augment, ResidentBatches, as_pair, fits
 from stfseb.training.engine import CapturedEngine, worth_compiling
 from stfseb.training.fit import conclude
 from stfseb.training.folds import NoMemoryError
@@ -46,6 +46,11 @@ class Member:
     make: Callable[[], Method]
     seed: int = 0
     checkpoint: Path | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.make, torch.nn.Module) or not callable(self.make):
+            given = type(self.make).__name__
+            raise StfsebError(f"make of member '{self.name}' is of type {given}: give a function that returns a method")
 
 
 @dataclass
@@ -92,6 +97,11 @@ def fit_population(
     pair, held = as_pair(train, "train"), as_pair(validation, "validation")
     if pair is None or held is None:
         raise StfsebError("a population needs train and validation as (x, y) or image sets, which stay on the device")
+    if not fits((*pair, *held), place):
+        raise StfsebError(
+            f"train and validation do not fit into the memory of {place}, where a population keeps them: train "
+            "the runs one by one with fit, which sends minibatches there"
+        )
     x, y = (part.to(place) for part in pair)
     held_out = ResidentBatches(*held, _VALIDATION_ROWS, 0, place)
     base = Protocol(**protocol)
