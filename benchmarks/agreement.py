@@ -21,7 +21,7 @@ from scipy import stats
 from stfseb import evaluate, fit
 from stfseb.data.tasks import TaskData, load_task
 from stfseb.experiments.jobs import make_job
-from stfseb.experiments.machine import code_version, machine
+from stfseb.experiments.machine import origin, script_command
 from stfseb.experiments.run import augmentation, make_method
 
 # Short runs are not compiled by default, which they would not earn back; compared is the engine of long ones.
@@ -73,7 +73,7 @@ def main() -> None:
     for row in table:
         print("  ".join(v if isinstance(v, str) else f"{k} {v:.4f}" for k, v in row.items()))
     if args.out is not None:
-        found = {"machine": machine(torch.device(device)), "code": code_version(), "what": vars(args) | {"out": None}}
+        found = origin(torch.device(device), script_command("agreement", vars(args)))
         args.out.write_text(json.dumps({**found, "table": table, "rows": rows}, indent=1) + "\n")
 
 

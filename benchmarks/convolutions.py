@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stfseb.experiments.machine import machine
+from stfseb.experiments.machine import origin, script_command
 from stfseb.networks.stacked_conv import stacked_conv
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ def main(words: Sequence[str] | None = None) -> None:
             found.append(row)
             print(json.dumps(row), flush=True)
     if args.out is not None:
-        args.out.write_text(json.dumps({"machine": machine(device), "rows": found}, indent=1) + "\n")
+        made = origin(device, script_command("convolutions", vars(args)))
+        args.out.write_text(json.dumps(made | {"rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stfseb.experiments.bench import Sizes, _augment, make
-from stfseb.experiments.machine import machine
+from stfseb.experiments.machine import origin, script_command
 from stfseb.training.population import Member, fit_population
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def main(words: Sequence[str] | None = None) -> None:
                 torch._dynamo.reset()
                 torch.cuda.empty_cache()
     if args.out is not None:
-        args.out.write_text(json.dumps({"machine": machine(device), "rows": rows}, indent=1) + "\n")
+        made = origin(device, script_command("populations", vars(args)))
+        args.out.write_text(json.dumps(made | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

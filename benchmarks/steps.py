@@ -24,7 +24,7 @@ import torch
 
 from stfseb import DeepCNN, MCDropout, SmallCNN
 from stfseb.experiments.bench import Sizes, _augment, make
-from stfseb.experiments.machine import machine
+from stfseb.experiments.machine import origin, script_command
 from stfseb.function_prior import FunctionPrior
 from stfseb.methods.predictor import Predictor
 from stfseb.networks.precision import running
@@ -171,13 +171,9 @@ def main() -> None:
         rows.append(case())
         print(json.dumps(rows[-1]), flush=True)
     if args.out is not None:
-        args.out.write_text(
-            json.dumps(
-                {"machine": machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")), "rows": rows},
-                indent=1,
-            )
-            + "\n"
-        )
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        made = origin(device, script_command("steps", vars(args)))
+        args.out.write_text(json.dumps(made | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

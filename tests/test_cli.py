@@ -90,6 +90,9 @@ def test_report_is_made_anew(trained):
     before = (job / "report.html").read_text()
     done = stfseb("report", job, "--title", "Once more")
     assert done.returncode == 0
+    count = len(list(job.glob("*/record.json")))
+    assert f"(runs: {count}, searches: 0)" in done.stderr  # before the page, which may take a minute
+    assert done.stdout.startswith("Report: ")
     assert "Once more" in (job / "report.html").read_text()
     assert (job / "report.html").read_text() != before
 

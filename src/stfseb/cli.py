@@ -248,6 +248,8 @@ def report(
     from stfseb.report.reading import read_folder
 
     records, searches = read_folder(folder)
+    counts = f"runs: {len(records)}, searches: {len(searches.found)}"  # of hundreds it takes most of a minute
+    print(f"writing tables, figures and the page ({counts})", file=sys.stderr, flush=True)
     print(f"Report: {write_report(records, folder, title or title_for(folder), searches=searches)}")
 
 

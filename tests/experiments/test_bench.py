@@ -81,6 +81,22 @@ def test_an_epoch_that_ends_within_the_time_does_not_end_the_measurement(small):
     assert row["steps_timed"] > 2  # all that one epoch has
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cpu", (1.0, 3)), ("cuda", (1.0, 30))])
+def test_on_the_card_steps_are_not_waited_for_one_by_one(monkeypatch, device, expected):
+    """By a clock that steps alone move."""
+    now, done = [0.0], []
+
+    def passes(name, seconds):
+        done.append(name)
+        now[0] += seconds
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "_wait", lambda _: passes("wait", 0.0))
+    assert module._time_steps(lambda: passes("step", 1.0), torch.device(device), 0.0) == expected
+    assert done.count("wait") == 4  # before the first and after each of three
+    assert done.count("step") == 2 + expected[1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -132,6 +148,11 @@ def test_the_command_writes_table_json_and_plot(small, monkeypatch, capsys, tmp_
     assert all(fields <= set(row) for row in written["rows"])
     assert written["rates"] == RATES
     assert written["machine"]["device"].startswith("cpu")
+    assert written["machine"]["processor"]
+    assert set(written["code"]) == {"version", "commit", "modified"}
+    assert written["command"] == (
+        "stfseb bench --tasks mnist --methods map,stfseb --ways naive,fit --device cpu --seconds 0"  # no file of ours
+    )
     assert (tmp_path / "found" / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 

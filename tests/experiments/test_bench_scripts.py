@@ -64,7 +64,13 @@ def test_the_throughput_of_a_population_is_written(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(populations, "CUT", 128)
     words = ["--tasks", "mnist", "--widths", "1,2", "--method", "mcdropout", "--epochs", "4"]
     populations.main([*words, "--out", str(tmp_path / "found.json")])
-    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    written = json.loads((tmp_path / "found.json").read_text())
+    assert written["command"] == (
+        "python benchmarks/populations.py --tasks=mnist --widths=1,2 --method=mcdropout --epochs=4"
+    )
+    assert written["machine"]["torch"] == torch.__version__
+    assert "commit" in written["code"]
+    rows = written["rows"]
     # Of four epochs the first and the last are not marked; between marks lie the others of all runs.
     assert [(row["width"], row["epochs_timed"]) for row in rows] == [(1, 1), (2, 3)]
     assert rows[0]["over_first"] == 1.0
@@ -72,3 +78,26 @@ def test_the_throughput_of_a_population_is_written(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit):
         populations.main(["--epochs", "3"])
     assert "--epochs 3: give at least 4" in capsys.readouterr().err
+
+
+def test_the_loop_and_the_engine_are_timed_alternately_and_written(tmp_path, monkeypatch, capsys):
+    folding = script("folding")
+    made = []
+    naive, engine = folding.naive_step, folding.engine_step
+    monkeypatch.setattr(folding, "naive_step", lambda *given: made.append("loop, float32") or naive(*given))
+
+    def watched(*given):
+        step = engine(*given)
+        return lambda: made.append(f"engine, {given[-1]}") or step()
+
+    monkeypatch.setattr(folding, "engine_step", watched)
+    folding.main(["--samples", "2", "--steps", "2", "--batch", "4", "--out", str(tmp_path / "found.json")])
+    written = json.loads((tmp_path / "found.json").read_text())
+    ways = [row["way"] for row in written["rows"]]
+    assert ways[:2] == ["loop, float32", "engine, float32"]
+    assert made == ways * 3  # of which the first warms up
+    assert written["command"] == "python benchmarks/folding.py --samples=2 --steps=2 --batch=4"
+    loop = written["rows"][0]["step_s"]
+    for row in written["rows"]:
+        assert row["over_loop"] == pytest.approx(loop * row["steps_per_second"])
+    assert len(capsys.readouterr().out.splitlines()) == len(ways)

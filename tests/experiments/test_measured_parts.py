@@ -110,7 +110,7 @@ def test_one_temperature_against_scipy_and_scikit_learn(method, familiar):
 
     def probs(images, divisor):
         logits = method.sample_logits(images.images, 4, seed=0).double().numpy()
-        return softmax(logits / divisor, axis=2).mean(axis=0)
+        return softmax(np.log(softmax(logits, axis=2).mean(axis=0)) / divisor, axis=1)
 
     def loss(log):
         return log_loss(familiar.validation.labels, probs(familiar.validation, np.exp(log[0])), labels=range(10))
@@ -131,6 +131,10 @@ def test_one_temperature_against_scipy_and_scikit_learn(method, familiar):
     assert told["auroc/mnist"] == pytest.approx(roc_auc_score(truth, -np.r_[clean.max(1), other.max(1)]), abs=1e-9)
     raw = evaluate(method, familiar.test, familiar.ood, samples=4)
     assert told["nll"] != raw["nll"]
+    assert told["acc"] == raw["acc"]
+    assert found["of"] == "average"
+    assert told["auroc/mnist/mutual_information"] == raw["auroc/mnist/mutual_information"]  # of samples as they are
+    assert told["auroc/mnist/entropy"] != raw["auroc/mnist/entropy"]
     assert set(told) == set(raw)
 
 

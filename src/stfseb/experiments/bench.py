@@ -18,7 +18,7 @@ import torch
 
 from stfseb.errors import StfsebError, unknown
 from stfseb.experiments.floor import floor_seconds, rates, step_count
-from stfseb.experiments.machine import PeakMemory, machine
+from stfseb.experiments.machine import PeakMemory, origin
 from stfseb.experiments.naive import METHODS, NaiveTraining
 from stfseb.inputs import scaled
 from stfseb.methods.registry import key_of, method_class
@@ -179,6 +179,8 @@ def against_floor(row: dict[str, Any], measured: dict[str, float]) -> dict[str, 
     }
 
 
+_TOGETHER = 10  # steps timed at once on CUDA
+
 GROWTH: dict[str, tuple[int, ...]] = {
     "samples": (1, 5, 10, 20),
     "num_context": (32, 128, 512, 1024),
@@ -231,7 +233,13 @@ def bench(
         if place.type == "cuda":
             torch.cuda.empty_cache()
             torch._dynamo.reset()
-    return {"machine": machine(place), "rates": measured, "rows": rows}
+    return origin(place, _command(tasks, methods, ways, device, grow, seconds)) | {"rates": measured, "rows": rows}
+
+
+def _command(tasks: list[str], methods: list[str], ways: list[str], device: str, grow: bool, seconds: float) -> str:
+    """Return the command that measures the same again, defaults written out."""
+    lists = f"--tasks {','.join(tasks)} --methods {','.join(methods)} --ways {','.join(ways)}"
+    return f"stfseb bench {lists} --device {device} --seconds {seconds:g}" + " --grow" * grow
 
 
 def _told(row: dict[str, Any]) -> str:
@@ -283,7 +291,12 @@ def default_ways(device: str) -> list[str]:
 
 
 def _time_steps(step: Callable[[], None], device: torch.device, seconds: float) -> tuple[float, int]:
-    """Return the median time of a step, after two that warm up, and of how many (three at least)."""
+    """Return the median time of a step, after two that warm up, and of how many (three at least).
+
+    On CUDA steps are timed ten at a time: waiting for each would keep the host from running ahead of the card, which
+    no training loop does.
+    """
+    together = _TOGETHER if device.type == "cuda" else 1
     for _ in range(2):
         step()
     _wait(device)
@@ -291,10 +304,11 @@ def _time_steps(step: Callable[[], None], device: torch.device, seconds: float) 
     begun = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - begun < seconds:
         started = time.perf_counter()
-        step()
+        for _ in range(together):
+            step()
         _wait(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times), len(times)
+        times.append((time.perf_counter() - started) / together)
+    return statistics.median(times), together * len(times)
 
 
 def _augment(task: str) -> Any:

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import platform
+import shlex
 import subprocess
 import threading
 from contextlib import suppress
@@ -56,6 +57,26 @@ def machine(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
     }
+
+
+def origin(device: torch.device, command: str) -> dict[str, Any]:
+    """Return what a file of measurements must say of itself: machine, processor, versions and command."""
+    return {"machine": machine(device) | {"processor": processor()}, "code": code_version(), "command": command}
+
+
+def processor() -> str:
+    """Return the processor's own name, which Python does not know on Linux."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def script_command(name: str, settings: dict[str, Any]) -> str:
+    """Return the command of a script in `benchmarks/` with all its settings, but for the file that it writes."""
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items() if key != "out"]
+    return shlex.join(["python", f"benchmarks/{name}.py", *words])
 
 
 class PeakMemory:
