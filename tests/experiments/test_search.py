@@ -133,9 +133,9 @@ def test_measures_against_scikit_learn(task):
     raw = {id(images): method.sample_logits(images.images, 4, seed=0).double().numpy() for images in (validation, back)}
 
     def probabilities(images, temperature):
-        logits = raw[id(images)] / temperature
-        values = np.exp(logits - logits.max(-1, keepdims=True))
-        return (values / values.sum(-1, keepdims=True)).mean(0)
+        values = np.exp(raw[id(images)])
+        powers = (values / values.sum(-1, keepdims=True)).mean(0) ** (1 / temperature)
+        return powers / powers.sum(-1, keepdims=True)
 
     labels = validation.labels.numpy()
     grid = np.exp(np.linspace(-5, 5, 1001))

@@ -22,6 +22,7 @@ from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.search import Pruning, make_plan, read_search, search, worker
 from stfseb.experiments.search.finals import final_plan, rank_correlation, short_list, standings
+from stfseb.experiments.search.outcome import finished_trials
 from stfseb.experiments.search.pruning import NEVER
 from stfseb.experiments.search.store import Store
 from stfseb.experiments.search.trials import search_data
@@ -145,8 +146,9 @@ def test_another_short_list_does_not_join(tmp_path):
 
 def test_names_of_searches_are_what_they_were():
     assert make_plan("cifar10", "stfseb", "extended", training={"epochs": 10}).name == (
-        "cifar10-stfseb-extended-26e84ba3"
+        "cifar10-stfseb-extended-37a8b37f"
     )
+    assert make_plan("cifar10", "stfseb", "extended").name == "cifar10-stfseb-extended"
     assert "shortlist" not in make_plan("mini", "map").identity
 
 
@@ -157,12 +159,32 @@ def test_recorded_searches_are_of_the_plans_of_today(file, tmp_path):
     length = {"epochs": said["training"]["epochs"]}
     options = {"seed": said["seed"], "training": length, "context": said["context"]}
     plan = make_plan(said["task"], said["method"], said["space"], **options)
-    assert plan.identity == said
+    today = dict(plan.identity)
+    if "temperature" not in said:  # of single samples: what it was measured with is not what trials are compared by now
+        assert today.pop("temperature") == "average"
+        assert today == said
+        assert plan.name != found["study"]
+        assert finished_trials(file.parent, plan, found["data"]) == []
+        return
+    assert today == said
     assert plan.name == found["study"] == file.parent.name
     # Their studies are not kept: the trials go into a new one as they ended, and none is trained again.
     with Store(f"sqlite:///{tmp_path / 'study.db'}", plan, found["asked"], known=found["trials"]) as store:
         assert store.trials() == found["trials"]
         assert store.claim() is None
+
+
+def test_the_table_of_searches_says_which_temperature_they_had():
+    older = [read_search(file) for file in RECORDED if "temperature" not in read_search(file)["plan"]][:2]
+    newer = {**older[0], "study": "newer", "plan": {**older[0]["plan"], "temperature": "average"}}
+    words = "Made when T divided the outputs of every sample, before they are averaged"
+
+    def said(found):
+        return [note for note in search_grid(found).notes if note.startswith(words)]
+
+    assert said(older) == [f"{words}."]
+    assert said([*older, newer]) == [f"{words} ({older[0]['study']}, {older[1]['study']})."]
+    assert said([newer]) == []
 
 
 # Both stages, with a trainer that makes up its figures ---------------------------------------------------

@@ -218,3 +218,29 @@ def test_waiting_for_other_workers_is_said_once_of_one_trial_and_of_more(capsys)
         printed = capsys.readouterr().out
         assert printed.startswith(said)
         assert printed.count("waiting") == 1
+        assert "--grace" in printed  # for how long, at most
+
+
+def test_long_trials_are_heard_of_in_a_log(capsys, monkeypatch):
+    from rich.console import Console
+
+    from stfseb.experiments.search import progress as module
+    from stfseb.experiments.search.store import Claim
+
+    now = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    progress = module.SearchProgress(Console(force_terminal=False, width=200))
+    progress.start([], 2)
+    first, second = Claim(0, {}, 0, 0), Claim(1, {}, 1, 1)
+    for seconds, claim, epochs in ((10, first, 1), (29, second, 1), (31, first, 2), (40, first, 3)):
+        now[0] = float(seconds)
+        progress.epoch(claim, [{"validation_nll": 1.0 / n} for n in range(1, epochs + 1)])
+    assert capsys.readouterr().out.splitlines() == ["under way: #0 epoch 2 NLL 0.500 · #1 epoch 1 NLL 1.000"]
+    now[0] = 50.0
+    progress.finished(first, trial(0, 0.3), [trial(0, 0.3)])
+    now[0] = 79.0  # a finished trial's line was news too
+    progress.epoch(second, [{"validation_nll": 1.0}])
+    assert "under way" not in capsys.readouterr().out
+    now[0] = 81.0
+    progress.epoch(second, [{"validation_nll": 1.0}])
+    assert capsys.readouterr().out == "under way: #1 epoch 1 NLL 1.000\n"

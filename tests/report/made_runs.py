@@ -39,7 +39,7 @@ def record_of(job, parts=("rotation", "corruption")):
         made["samples"] = {"sets": {n: metrics | {"nll": metrics["nll"] + d} for n, d in worse.items()}}
     if "temperature" in parts:
         after = {"acc": metrics["acc"], "ece": metrics["ece"] / 2, "nll": metrics["nll"] - 0.01}
-        made["temperature"] = {"temperature": 1.2 + 0.1 * job.seed, "metrics": metrics | after}
+        made["temperature"] = {"temperature": 1.2 + 0.1 * job.seed, "of": "average", "metrics": metrics | after}
     if "rotation" in parts:
         made["rotation"] = {
             "part": "rotation",

@@ -236,8 +236,30 @@ def test_tempered_are_the_main_tables_runs_seen_after_one_temperature():
     unprinted = table("tempered", made("tempered", ask=small, parts=("temperature",))[1], small)
     assert not any("paper" in note for note in unprinted.notes)
     assert not any("-C" in stub[1] for stub in grid.rows)  # corruptions are not measured again
+    assert [note for note in grid.notes if "p^(1/T)" in note] == ["T makes averaged probabilities p^(1/T), normalised."]
+    assert not any("every weight sample" in note for note in grid.notes)
     bare = table("tempered", [r | {"parts": {}} for r in records], ask)
     assert {c.text for row in bare.cells for c in row} == {"not measured"}
+
+
+def test_a_table_says_where_temperatures_are_of_single_samples():
+    ask = asked("fmnist", "mini", seeds=(0, 1))
+    _, records = made("tempered", ask=ask, parts=("temperature",))
+    for record in records:
+        if record["task"] == "mini" or record["method"] == "map":
+            del record["parts"]["temperature"]["of"]
+    notes = [note for note in table("tempered", records, ask).notes if " T " in note and "averaged" in note]
+    methods = "ST-FS-EB, FS-EB, GFSVI, MC Dropout, MFVI"
+    older = "T divides the outputs of every weight sample, before they are averaged (runs of an earlier version)"
+    assert notes == [
+        f"FMNIST ({methods}): T makes averaged probabilities p^(1/T), normalised.",
+        f"FMNIST (MAP), mini: {older}.",
+    ]
+    for record in records:
+        record["parts"]["temperature"].pop("of", None)
+    whole = table("tempered", records, ask).notes
+    assert sum("every weight sample" in note for note in whole) == 1
+    assert not any("p^(1/T)" in note for note in whole)
 
 
 def test_tempered_beside_the_papers_row_of_the_same_context():
@@ -299,7 +321,7 @@ def test_differences_of_two_seeds_have_no_interval_and_no_mark(count):
         assert entry.below[-1] == f"{count} seeds"
         notes = race_grids(plans, found)[-1].notes if grid is grids[1] else grid.notes
         assert any("Two common seeds give no useful interval" in note for note in notes) == (count == 2)
-    assert ("; in none of them the 95 % interval leaves out zero" in grids[1].notes[0]) == (count == 2)
+    assert ("the 95 % interval leaves out zero" in grids[1].notes[0]) == (count == 3)
 
 
 def test_a_tail_at_the_end_of_the_fits_range_is_a_bound():

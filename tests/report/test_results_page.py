@@ -104,6 +104,13 @@ def test_tables_have_what_was_run_with_conditions_and_no_others(page):
             "(`stfseb paper dof --retuned`), number of context points (`stfseb paper context-number`), "
             "source of the context points (`stfseb paper context-source`)."
         ),
+        (
+            "- No runs on CIFAR-10: degrees of freedom (`stfseb paper dof`), training time and memory "
+            "(`stfseb paper efficiency`)."
+        ),
+        (
+            "- No runs on MNIST: beyond the paper, outlier exposure and deep ensemble among it (`stfseb paper beyond`)."
+        ),  # readings are of CIFAR-10 and Fashion-MNIST alone
     ]
 
 
@@ -177,6 +184,22 @@ def test_ablations_have_their_own_tasks_and_seeds(page):
     assert "MNIST" not in page.blocks["readings"]
     assert "`stfseb paper readings --tasks cifar10 --seeds 1`" in page.blocks["readings"]
     assert "--methods" not in page.blocks["samples"]
+
+
+def test_a_preset_beside_ablations_has_their_seeds_on_each_task(tmp_path):
+    """MNIST's three seeds are no reason to set CIFAR-10's preset, with three, beside columns of one."""
+    jobs = jobs_of("table1", "mnist", "cifar10", seeds=range(3), methods=("stfseb",))
+    jobs |= jobs_of("dof", "mnist", seeds=range(3)) | jobs_of("dof", "cifar10", seeds=(0,))
+    write_runs(tmp_path / "r", jobs.values())
+    page = results_page(tmp_path / "r")
+    grid = page.tables["dof"]
+    seeds = {(stub[0], cell.seeds) for stub, row in zip(grid.rows, grid.cells, strict=True) for cell in row}
+    assert seeds == {("MNIST", (0, 1, 2)), ("CIFAR-10", (0,))}
+    assert (
+        "paper dof --tasks mnist --seeds 3` and `stfseb paper dof --tasks cifar10 --seeds 1` · 24 runs"
+        in (page.blocks["dof"])
+    )
+    assert page.tables["table1"].cells[1][0].seeds == (0, 1, 2)  # all that there are, where nothing else is compared
 
 
 def test_seeds_are_named_in_cells_where_neighbours_differ(tmp_path):
@@ -351,6 +374,7 @@ def test_one_seed_has_a_difference_and_no_interval():
     best, *_ = race_grids(*shaped(ask, {"stfseb": [0.99], "map": [0.98]}))
     cells = best.cells[0]
     assert (cells[2].text, cells[2].below, cells[3].text) == ("+1.00", ("one seed",), "–")
+    assert re.fullmatch(r"\d of 3 rows\.", best.notes[0])  # of intervals that are not there nothing is said
 
 
 # The page and the script -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stfseb.data.tasks import load_task, task_names
@@ -53,9 +54,23 @@ def found_plans(records: Sequence[Record], tasks: Mapping[str, Arranged], asked:
             if plan is not None and plan.present(by_id):
                 found.append(plan)
         covered = [{job.name for job in plan.all_jobs} for plan in found]
+        if what not in (*_ALWAYS, *_MEASURED, "efficiency"):
+            found = [_same_seeds(plan, [by_id[job.name] for job in plan.all_jobs if job.name in own]) for plan in found]
         # What was asked for comes first, unless a table with more tasks, methods or seeds has all of it.
         plans += [p for p in wanted if not any({job.name for job in p.all_jobs} <= names for names in covered)] + found
     return plans
+
+
+def _same_seeds(plan: Plan, own: Sequence[Record]) -> Plan:
+    """Return the plan with, of each task, the seeds of the table's `own` runs there: a preset may have more.
+
+    A mean over more seeds beside figures of one would differ by its seeds as much as by what the columns name.
+    """
+    seeds: dict[str, set[int]] = {}
+    for record in own:
+        seeds.setdefault(record["task"], set()).add(int(record.get("seed", 0)))
+    cells = plan.jobs.items()
+    return replace(plan, jobs={k: tuple(j for j in jobs if j.seed in seeds.get(k[0], {j.seed})) for k, jobs in cells})
 
 
 def _alike(

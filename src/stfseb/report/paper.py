@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import task_label
 from stfseb.experiments.paper.quantities import SET_NAMES
+from stfseb.methods.calibrated import AVERAGE
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper_numbers import Printed, errata, printed
 from stfseb.report.records import shared
@@ -230,9 +231,12 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
     if counts and max(counts) > 1:
         range_ = f"{max(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
         words = [f"Mean ± sample standard deviation over {range_} seeds."]
-    if any(q.unit == "%" for task in tasks for q in plan.quantities[task]):
-        nats = any(q.key == "nll" for task in tasks for q in plan.quantities[task])
-        words.append(f"Accuracy and AUROC in percent{', NLL in nats' if nats else ''}.")
+    shown = [q for task in tasks for q in plan.quantities[task]]
+    percent = {"AUROC" if q.key.startswith("auroc/") else "Accuracy" for q in shown if q.unit == "%"}
+    if percent:
+        named = " and ".join(name for name in ("Accuracy", "AUROC") if name in percent)
+        nats = ", NLL in nats" if any(q.key == "nll" for q in shown) else ""
+        words.append(f"{named} in percent{nats}.")
     if any(c.rank for c in cells):
         words.append("Best mean bold, second underlined; arrows point to the better direction.")
     if any(c.paper for c in cells):
@@ -252,10 +256,36 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
             f"{NOT_ALONE[0].upper()}{NOT_ALONE[1:]}: other runs had the device at the same time, and a time depends on "
             "them. Remove these runs' folders and start `stfseb paper efficiency` again."
         )
+    if plan.what == "tempered":
+        lines.extend(_about_temperature(plan, found, tasks))
     lines.extend(about_data(plan, found, tasks))
     if any(c.paper for c in cells):
         lines.extend(_about_paper(plan, tasks))
     return tuple(lines)
+
+
+def _about_temperature(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
+    """Say what the temperatures act on: those of older runs on each sample, before averaging."""
+    kinds: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
+    for task in tasks:
+        for variant in plan.variants:
+            runs = [
+                found.records[job.name] for job in plan.jobs.get((task, variant.key), ()) if job.name in found.records
+            ]
+            parts = [part for run in runs if (part := (run.get("parts") or {}).get("temperature"))]
+            for averaged in {part.get("of") == AVERAGE for part in parts}:
+                kinds[averaged].setdefault(task_label(task), []).append(variant.label)
+    said = {
+        True: "T makes averaged probabilities p^(1/T), normalised",
+        False: "T divides the outputs of every weight sample, before they are averaged (runs of an earlier version)",
+    }
+    lines = []
+    for averaged, words in said.items():
+        both = [task for task in kinds[averaged] if task in kinds[not averaged]]
+        names = [f"{task} ({', '.join(kinds[averaged][task])})" if task in both else task for task in kinds[averaged]]
+        if names:
+            lines.append(f"{words}." if not kinds[not averaged] else f"{', '.join(names)}: {words}.")
+    return lines
 
 
 def _about_paper(plan: Plan, tasks: Sequence[str]) -> list[str]:

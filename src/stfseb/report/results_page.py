@@ -108,7 +108,8 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
     )
     _headline(main, made, found, tables)
     _rotated(main, made, found, tables)
-    lines = missing_words(main, [what for what in TABLES if not blocks[what]])
+    filled = {what: {t for p in plans if p.what == what for t in p.tasks} for what in TABLES if blocks[what]}
+    lines = missing_words(main, filled)
     blocks["missing"] = "\n".join(["## What is missing", "", *(f"- {line}" for line in lines)]) if lines else ""
 
 

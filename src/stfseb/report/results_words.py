@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
-from stfseb.experiments.paper.plan import METHODS, TASKS, label_of, task_label
+from stfseb.experiments.paper.plan import METHODS, TASKS, Asked, label_of, make_plan, task_label
 from stfseb.report.grid import MISSING, Cell, Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from stfseb.experiments.paper import Plan
     from stfseb.report.paper import Found
@@ -117,10 +117,10 @@ def _command(plan: Plan, tasks: Sequence[str], seeds: Sequence[int]) -> str:
     return " ".join([*words, *(["--retuned"] if plan.what != what else [])])
 
 
-def missing_words(tasks: Mapping[str, Sequence[Record]], without: Sequence[str] = ()) -> list[str]:
+def missing_words(tasks: Mapping[str, Sequence[Record]], tables: Mapping[str, Collection[str]]) -> list[str]:
     """Say which tasks and methods of the paper have no runs, from the main runs of each task, and which tables none.
 
-    `without` has the tables that have no run, as `stfseb paper` names them.
+    `tables` has the tasks of each table that has runs, as `stfseb paper` names them.
     """
     lines = []
     nothing = [task_label(task) for task in TASKS if not tasks.get(task)]
@@ -133,10 +133,15 @@ def missing_words(tasks: Mapping[str, Sequence[Record]], without: Sequence[str] 
     few = [f"{task_label(task)} {len(seeds)}" for task in TASKS if 0 < len(seeds := _seeds_of(tasks, task)) < _SEEDS]
     if few:
         lines.append(f"Seeds in the main tables, of the paper's {_SEEDS}: {', '.join(few)}.")
-    if without:
-        named = ", ".join(f"{_WHAT[w]} (`{_named(w)}`)" for w in without if w in _WHAT)
+    named = ", ".join(f"{words} (`{_named(what)}`)" for what, words in _WHAT.items() if what not in tables)
+    if named:
         lines.append(f"No runs on the paper's tasks: {named}.")
-    return lines
+    lacking: dict[str, list[str]] = {}
+    for what, words in _WHAT.items():
+        wanted = make_plan(what.removesuffix("-retuned"), Asked()).tasks if what in tables else ()
+        for task in (t for t in wanted if tasks.get(t) and t not in tables[what]):
+            lacking.setdefault(task, []).append(f"{words} (`{_named(what)}`)")
+    return lines + [f"No runs on {task_label(task)}: {', '.join(what)}." for task, what in lacking.items()]
 
 
 def _seeds_of(tasks: Mapping[str, Sequence[Record]], task: str) -> set[int]:

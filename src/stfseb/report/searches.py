@@ -43,12 +43,22 @@ def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
         "looked at. At one T: after the temperature fitted on the validation images; the AUROC is after it too. "
         "Preset: whether the task's preset has these settings now."
         ),
+        *_older(ranked),
         *_grid_ends(ranked),
         *(f"{found['study']}: {trials_in_words(found)}; `{search_command(found)}`; "
           f"stfseb {code_words(found.get('code') or {})}." for found in ranked),
     )  # fmt: skip
     stubs = ("Task", "Method", "Rule")
     return Grid("searches", "Searches", stubs, columns, tuple(rows), tuple(cells), notes, sortable=True)
+
+
+def _older(ranked: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Say which searches compared trials after a temperature of single samples, and not of their average."""
+    names = [str(found["study"]) for found in ranked if "temperature" not in found["plan"]]
+    if not names:
+        return ()
+    which = "" if len(names) == len(ranked) else f" ({', '.join(names)})"
+    return (f"Made when T divided the outputs of every sample, before they are averaged{which}.",)
 
 
 def in_order(searches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

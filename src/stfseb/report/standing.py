@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stfseb.experiments.paper.plan import task_label
 from stfseb.experiments.paper.tempered import corrupted_note
-from stfseb.report.differences import OURS, difference_cell, difference_grid, paired_cell, too_few
+from stfseb.report.differences import LEAST, OURS, difference_cell, difference_grid, paired_cell, too_few
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper import about_data, beside, number_cell, signed
 
@@ -50,7 +50,7 @@ def held_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
         cells = (
             replace(ours, below=(), rank=0),
             Cell(f"{paper.mean:.{quantity.digits}f}{spread}{' ‡' if paper.note else ''}"),
-            Cell("–" if away is None else signed(away, 1)),
+            Cell("–" if away is None else signed(away, 2 if round(abs(away), 1) == 1 else 1)),  # one is the limit
             Cell("held" if good else "not held", rank=1 if good else 0),
         )
         rows.append(((task_label(task), quantity.heading), cells))
@@ -127,8 +127,7 @@ def race_grids(
     )
     sides = ((best, sure[0], "in its favour"), (behind, sure[1], "against it"))
     first_note, other_note = (
-        f"{len(rows)} of {total} rows; in {count or 'none'} of them the 95 % interval leaves out zero, {side}."
-        for rows, count, side in sides
+        f"{len(rows)} of {total} rows{_surely(rows, count, side)}." for rows, count, side in sides
     )
     said_once += too_few(cells[2] for _, cells in (*best, *behind))
     columns = ("ST-FS-EB", "{}", "Ours minus it", "In sd")
@@ -161,6 +160,13 @@ def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity)
         difference = Cell(signed(ours.value - value, quantity.digits), ours.value - value, below=(said,))
     methods = (own.label, *(v.label for v, _, _ in there))
     return _Race(replace(ours, paper=None), rival, theirs, methods, ahead, difference)
+
+
+def _surely(rows: Sequence[Row], count: int, side: str) -> str:
+    """Say in how many rows the interval leaves out zero; nothing where no row has an interval."""
+    if not any(len(cells[2].seeds) >= LEAST for _, cells in rows):
+        return ""
+    return f"; in {count or 'none'} of them the 95 % interval leaves out zero, {side}"
 
 
 def _in_deviations(race: _Race) -> Cell:

@@ -1,4 +1,4 @@
-"""The two main tables after one temperature: the same trained models, softmax(f / T) in place of softmax(f).
+"""The two main tables after one temperature: the same trained models, p^(1/T), normalised, in place of p.
 
 The search of this project compares trials after one temperature, fitted on the validation images, so that a method
 is not preferred for the sharpness of its outputs, which one number mends. Here all methods get that number alike.
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NOTE = (
-    "One temperature a run divides the outputs of every weight sample; it minimises the NLL of the validation images, "
-    "and no test image is looked at. Above 1: the network was too sure of itself."
+    "One temperature T a run minimises the NLL of the validation images; no test image is looked at. Above 1: the "
+    "network was too sure of itself."
 )
 CORRUPTED = "Corrupted images were not evaluated with a temperature: their rows are among the raw ones alone."
 

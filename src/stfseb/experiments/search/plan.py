@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.data.tasks import definition_of, load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import Job, make_job
+from stfseb.methods.calibrated import AVERAGE
 from stfseb.methods.registry import key_of
 from stfseb.methods.search_spaces import Space, search_space
 
@@ -48,6 +49,7 @@ class Plan:
         known = {**asdict(self), "task": load_task(self.task).name, "choices": self.choices}
         if self.shortlist is None:
             del known["shortlist"]  # studies that were begun before there were finals have no such entry
+        known["temperature"] = AVERAGE
         if definition := definition_of(self.task):
             known["task file"] = definition
         return json.loads(json.dumps(known))  # type: ignore[no-any-return]
@@ -63,7 +65,7 @@ class Plan:
         task = load_task(self.task)
         plain = (self.seed, self.context, self.training) == (0, None, dict(task.training))
         name = f"{task.name}-{self.method}-{self.space}"
-        return name if plain else f"{name}-{_fingerprint([self.seed, self.context, self.training])}"
+        return name if plain else f"{name}-{_fingerprint([self.seed, self.context, self.training, AVERAGE])}"
 
     def job(self, params: dict[str, Any]) -> Job:
         """Return the run of a trial: trained with seed 0 whatever the seed of the draws."""

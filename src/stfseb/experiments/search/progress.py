@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from stfseb.experiments.search.trials import History
 
 
+_QUIET = 30.0  # seconds without a line, after which an epoch is worth one
+
+
 class SearchProgress(Watcher):
     """Trials done of all, how they ended, the best so far under both rules, and the time that is left."""
 
@@ -31,6 +34,7 @@ class SearchProgress(Watcher):
         self.running: dict[int, str] = {}
         self.told_waiting = False
         self.unit = "trial"
+        self.spoke = time.perf_counter()
         self.bar = Progress(
             TextColumn("[bold]{task.description}[/]"),
             BarColumn(bar_width=20),
@@ -73,10 +77,13 @@ class SearchProgress(Watcher):
             self._say(f"{len(trials)} of {total} {self.unit}s are finished already; {more}")
 
     def epoch(self, claim: Claim, history: History) -> None:
-        """Show the epoch of each trial under way."""
+        """Show the epoch of each trial under way; without a terminal where nothing was said for a while."""
+        self.running[claim.index] = f"#{claim.index} epoch {len(history)} NLL {history[-1]['validation_nll']:.3f}"
+        under_way = " · ".join(self.running.values())
         if self.live:
-            self.running[claim.index] = f"#{claim.index} epoch {len(history)} NLL {history[-1]['validation_nll']:.3f}"
-            self.bar.update(self.task, figures=" · ".join(self.running.values()))
+            self.bar.update(self.task, figures=under_way)
+        elif self.lines and time.perf_counter() - self.spoke >= _QUIET:
+            self._say(f"under way: {under_way}")
 
     def finished(self, claim: Claim, result: dict[str, Any], trials: list[Trial]) -> None:
         """Show how a trial ended, and the best so far."""
@@ -92,7 +99,10 @@ class SearchProgress(Watcher):
         if (self.lines or self.live) and not self.told_waiting:
             left = self.total - len(trials)
             rest, were = (f"1 {self.unit} is", "was") if left == 1 else (f"{left} {self.unit}s are", "were")
-            self._say(f"{rest} with other workers, or {were} with one that died; waiting")
+            self._say(
+                f"{rest} with other workers, or {were} with one that died; waiting "
+                "(what a dead one had comes back after --grace seconds)"
+            )
         self.told_waiting = True
         if self.live:
             self.bar.update(self.task, completed=len(trials))
@@ -117,6 +127,7 @@ class SearchProgress(Watcher):
         return f" · about {seconds / 60:.0f} min left" if seconds >= 90 else f" · about {seconds:.0f} s left"
 
     def _say(self, text: str) -> None:
+        self.spoke = time.perf_counter()
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 

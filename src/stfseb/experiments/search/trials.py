@@ -22,6 +22,7 @@ from stfseb.evaluation.ood import auroc
 from stfseb.experiments.machine import code_version, machine
 from stfseb.experiments.run import augmentation, make_method, protocol_of
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
+from stfseb.methods.calibrated import PROBABILITIES, tempered
 from stfseb.training.engine import worth_compiling
 from stfseb.training.fit import CollapseWarning
 from stfseb.training.population import Member, Outcome, fit_population
@@ -173,8 +174,8 @@ def measure(method: Method, validation: ImageSet, held_back: ImageSet | None, sa
     temperature = best_temperature(method, outputs, labels)
     found: dict[str, Any] = {"temperature": temperature}
     likelihood = method.likelihood
-    for prefix, divisor in (("", 1.0), ("tempered_", temperature)):
-        scaled = outputs / divisor
+    for prefix, fitted in (("", {}), ("tempered_", {PROBABILITIES: {"temperature": temperature}})):
+        scaled = tempered(fitted, likelihood, outputs)
         losses = -likelihood.log_predictive(scaled, labels)
         probs = likelihood.predict(scaled).cpu().numpy()
         found[f"{prefix}nll"] = float(losses.mean())
@@ -183,7 +184,7 @@ def measure(method: Method, validation: ImageSet, held_back: ImageSet | None, sa
         found[f"{prefix}ece"] = ece(probs, validation.labels.numpy())
         found[f"{prefix}auroc"] = None
         if other is not None:
-            scores = (likelihood.uncertainty(values).cpu().numpy() for values in (scaled, other / divisor))
+            scores = (likelihood.uncertainty(v).cpu().numpy() for v in (scaled, tempered(fitted, likelihood, other)))
             found[f"{prefix}auroc"] = auroc(*scores)
     return found
 
