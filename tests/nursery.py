@@ -10,16 +10,27 @@ import sys
 import time
 from contextlib import suppress
 
-NURSERY = """
-import json, os, sys
+NURSERY = '''
+import itertools, json, os, pathlib, signal, sys
 import torch
 torch.set_num_threads(1)
 from stfseb import cli
 import stfseb.experiments.resume, stfseb.report.tables, stfseb.data.loading, stfseb.data.augmentation
 import stfseb.commands_paper, stfseb.report.reproduce, stfseb.experiments.executors.local
 
+def die_at(file):
+    """Kill this process when it has written its `file`-th file and not yet given it its name."""
+    real, written = pathlib.Path.replace, itertools.count(1)
+
+    def replace(path, target):
+        if path.suffix == ".part" and next(written) == file:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(path, target)
+
+    pathlib.Path.replace = replace
+
 for line in sys.stdin:
-    words, log = json.loads(line)
+    words, log, file = json.loads(line)
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -27,6 +38,8 @@ for line in sys.stdin:
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         sys.argv = ["stfseb", *words]
+        if file:
+            die_at(file)
         try:
             cli.main()
             code = 0
@@ -35,7 +48,7 @@ for line in sys.stdin:
         os._exit(code)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+'''
 
 
 class Nursery:
@@ -50,9 +63,15 @@ class Nursery:
         )
         self.log = folder / "log"
 
-    def run(self, *words, kill_after=None):
-        """Run a command; return its exit code (-9: killed) and the seconds it took."""
-        self.process.stdin.write(json.dumps([[str(word) for word in words], str(self.log)]) + "\n")
+    def run(self, *words, kill_after=None, kill_at_file=0):
+        """Run a command; return its exit code (-9: killed) and the seconds it took.
+
+        Args:
+            words: of the command, after `stfseb`.
+            kill_after: seconds after which it is killed.
+            kill_at_file: which file of those it writes is left unfinished by its death, from 1; 0: none.
+        """
+        self.process.stdin.write(json.dumps([[str(word) for word in words], str(self.log), kill_at_file]) + "\n")
         self.process.stdin.flush()
         child = int(self.process.stdout.readline())
         began = time.perf_counter()

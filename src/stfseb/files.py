@@ -1,4 +1,10 @@
-"""Writing files so that a reader, or a crash, never sees half of one."""
+"""Writing files so that a reader, or a crash, never sees half of one.
+
+A file is written beside its place under the name `.NAME.*.part` and then takes it. Whoever writes holds a lock
+(`flock`) on the part, which the kernel releases when its holder dies: an unlocked part is what a killed writer
+left, and the next that writes the same file removes it. Where there are no such locks (some network mounts,
+Windows) parts are left alone, since they may be another's.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,13 +33,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path` that takes its place when the block ends without an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        remove_leftovers(path)
+        handle, part = _new_part(path)
     except OSError as error:
         raise StfsebError(
             f"cannot write {path}: {error.strerror or error}; choose a folder you may write to"
         ) from error
-    os.close(handle)
-    part = Path(name)
     try:
         yield part
         part.chmod(0o666 & ~_umask())
@@ -38,6 +49,43 @@ def replacing(path: Path) -> Iterator[Path]:
         raise StfsebError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
     finally:
         part.unlink(missing_ok=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the unfinished files that killed writers of `path` left beside it; those being written now stay."""
+    for part in list(path.parent.iterdir()) if path.parent.is_dir() else ():
+        if not (part.name.startswith(f".{path.name}.") and part.name.endswith(".part")):
+            continue
+        with suppress(OSError):  # gone meanwhile, or of somebody whose files are not ours to touch
+            handle = os.open(part, os.O_RDWR)
+            try:
+                if try_lock(handle):
+                    part.unlink()
+            finally:
+                os.close(handle)
+
+
+def try_lock(handle: int) -> bool | None:
+    """Lock an open file for this process; False: this file system has no locks, None: another holds it."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return False
+    return True
+
+
+def leads_to(path: Path, handle: int) -> bool:
+    """Whether the name still belongs to the open file, which another may have removed or replaced."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -62,10 +110,9 @@ def alone_in(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StfsebError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
     try:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
@@ -86,6 +133,19 @@ def read_json(path: Path, what: str) -> Any:
         raise StfsebError(
             f"{what} {path} cannot be read ({error}): it is damaged or not one of ours; remove or replace it"
         ) from error
+
+
+def _new_part(path: Path) -> tuple[int | None, Path]:
+    """Make an empty file to write `path` in, and the handle that holds its lock: None where there are no locks."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        part, locked = Path(name), try_lock(handle)
+        if locked and leads_to(part, handle):
+            return handle, part
+        os.close(handle)
+        if locked is False:
+            return None, part
+        # Between its making and its lock another writer took it for a leftover.
 
 
 def _umask() -> int:

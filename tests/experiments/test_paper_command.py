@@ -118,3 +118,20 @@ def test_killed_twenty_times_it_ends_with_the_same_numbers(nursery, tmp_path):
     assert "0 runs made now, 2 were there already." in again.stdout
     assert "MAP" in again.stdout
     print(f"{kills} kills in {jobs} jobs; an undisturbed one takes {seconds:.1f} s")
+
+
+@pytest.mark.slow
+def test_what_a_killed_command_left_unfinished_is_removed_by_the_next(nursery, tmp_path):
+    """Every file that a command writes may be the one at which it was killed: of runs, tables, figures, the page."""
+    words = ["paper", "table1", "--tasks", "mini", "--methods", "map", "--seeds", "1", "--epochs", "1"]
+    words += ["--quiet", "--device", "cpu", "--out", tmp_path / "results"]
+    file, places = 1, set()
+    while nursery.run(*words, kill_at_file=file)[0] == -9:
+        left = list(tmp_path.rglob("*.part"))
+        assert left, f"killed at file {file}, which has left nothing"
+        places |= {path.parent.name for path in left}
+        file += 3 if file < 8 else 17
+        code, _ = nursery.run(*words, *(["--report-only"] if (tmp_path / "results" / "tables").exists() else []))
+        assert code == 0, nursery.log.read_text()
+        assert not list(tmp_path.rglob("*.part")), f"after a kill at file {file}"
+    assert {"results", "tables", "plots"} <= places

@@ -19,12 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from stfseb.files import fcntl, leads_to, try_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +71,7 @@ def claim(folder: Path, **said: Any) -> Claim | None:
         if shared is None:
             os.close(handle)
             return None
-        if not _leads_to(path, handle):  # its last holder has removed it meanwhile
+        if not leads_to(path, handle):  # its last holder has removed it meanwhile
             os.close(handle)
             continue
         about = {"host": socket.gethostname(), "process": os.getpid(), "since": round(time.time(), 1), **said}
@@ -128,26 +123,12 @@ def _read(said: bytes) -> dict[str, Any]:
 
 def _lock(handle: int) -> bool | None:
     """Lock a file; False: it cannot be locked on this file system, None: another has it."""
-    if fcntl is None:
-        return False
-    for pause in (*_LOOKS, None):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if pause is not None:  # it may be somebody who only looks (`holder`)
-                time.sleep(pause)
-        except OSError:
-            return False
-        else:
-            return True
-    return None
-
-
-def _leads_to(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
+    for pause in _LOOKS:
+        locked = try_lock(handle)
+        if locked is not None:
+            return locked
+        time.sleep(pause)  # it may be somebody who only looks (`holder`)
+    return try_lock(handle)
 
 
 def _sweep(folder: Path) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save as serialise
 
 from stfseb._version import __version__
 from stfseb.errors import StfsebError
-from stfseb.files import write_bytes
+from stfseb.files import remove_leftovers, write_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,9 +35,7 @@ def make_ready(path: Path) -> None:
     """Raise a one-line error unless checkpoints can be written at `path`; remove what a killed writer left there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for beside in path.parent.iterdir():
-            if beside.name.startswith(f".{path.name}.") and beside.name.endswith(".part"):
-                beside.unlink(missing_ok=True)
+        remove_leftovers(path)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
-from stfseb.files import alone_in, read_json, write_json
+from stfseb.files import alone_in, read_json, remove_leftovers, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,7 @@ def write_plan(results: Path, jobs: Sequence[Planned]) -> None:
     """Add jobs to the results' plan; several commands may do so at once."""
     path = results / PLAN
     with alone_in(results):
-        for part in results.glob(f".{PLAN}.*.part"):  # of a writer that was killed
-            part.unlink(missing_ok=True)
+        remove_leftovers(path)  # also where nothing is to be written
         before = read_plan(results)
         entries = dict(before)
         for entry in jobs:

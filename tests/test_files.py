@@ -1,0 +1,131 @@
+"""Files are whole or not there, and what a killed writer left goes with the next one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from stfseb import files
+from stfseb.errors import StfsebError
+from stfseb.files import remove_leftovers, replacing, write_text
+
+WRITER = """
+import os, sys, pathlib
+from stfseb.files import replacing
+with replacing(pathlib.Path(sys.argv[1])) as part:
+    part.write_text("half")
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+def writer(path):
+    """A process that is in the middle of writing a file."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "written\n"
+    return process
+
+
+def parts(folder):
+    return sorted(path.name for path in folder.glob(".*.part"))
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
+    path = tmp_path / "table.md"
+    with writer(path) as process:
+        process.send_signal(signal.SIGKILL)
+    assert len(parts(tmp_path)) == 1
+    assert not path.exists()
+    write_text(tmp_path / "table.mdx", "another file's are not touched")
+    assert len(parts(tmp_path)) == 1
+    write_text(path, "whole")
+    assert parts(tmp_path) == []
+    assert path.read_text() == "whole"
+
+
+def test_what_another_is_writing_stays_and_takes_its_place(tmp_path):
+    path = tmp_path / "table.md"
+    with writer(path) as process:
+        mine = parts(tmp_path)
+        write_text(path, "whole")
+        assert parts(tmp_path) == mine
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert path.read_text() == "half"
+    assert parts(tmp_path) == []
+
+
+def test_two_of_one_process_do_not_disturb_each_other(tmp_path):
+    path = tmp_path / "table.md"
+    with replacing(path) as first:
+        first.write_text("first")
+        write_text(path, "second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+
+
+def test_a_part_taken_for_a_leftover_before_its_lock_is_made_again(tmp_path, monkeypatch):
+    real, taken = files.try_lock, []
+
+    def late(handle):
+        if not taken:  # another writer comes between the making of the file and its lock
+            taken.extend(parts(tmp_path))
+            with monkeypatch.context() as other:
+                other.setattr(files, "try_lock", real)
+                remove_leftovers(tmp_path / "table.md")
+            assert parts(tmp_path) == []
+        return real(handle)
+
+    monkeypatch.setattr(files, "try_lock", late)
+    with replacing(tmp_path / "table.md") as part:
+        assert [part.name] == parts(tmp_path) != taken
+        part.write_text("whole")
+    assert (tmp_path / "table.md").read_text() == "whole"
+    assert len(taken) == 1
+
+
+def test_a_part_that_a_leftovers_remover_holds_is_left_to_it(tmp_path, monkeypatch):
+    answers = iter([None])
+    real = files.try_lock
+    monkeypatch.setattr(files, "try_lock", lambda handle: next(answers, True) and real(handle))
+    write_text(tmp_path / "table.md", "whole")
+    assert (tmp_path / "table.md").read_text() == "whole"
+
+
+def test_without_locks_parts_may_be_anothers_and_stay(tmp_path, monkeypatch):
+    def refuse(handle, how):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    (tmp_path / ".table.md.abc.part").write_text("half")
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    write_text(tmp_path / "table.md", "whole")
+    assert parts(tmp_path) == [".table.md.abc.part"]
+    assert (tmp_path / "table.md").read_text() == "whole"
+    monkeypatch.setattr(files, "fcntl", None)  # Windows
+    write_text(tmp_path / "table.md", "again")
+    assert parts(tmp_path) == [".table.md.abc.part"]
+    assert (tmp_path / "table.md").read_text() == "again"
+
+
+def lowest_free_handle():
+    handle = os.open(os.devnull, os.O_RDONLY)
+    os.close(handle)
+    return handle
+
+
+def test_no_handle_is_left_open(tmp_path):
+    before = lowest_free_handle()
+    for _ in range(5):
+        write_text(tmp_path / "table.md", "whole")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StfsebError, match="choose another name"):
+        write_text(tmp_path / "folder", "a folder is there")
+    assert parts(tmp_path) == []
+    assert lowest_free_handle() == before
