@@ -11,7 +11,7 @@ from stfseb.errors import StfsebError
 
 _WHAT = (
     "table1, table2, figure1, figure2, dof, context-number, context-source, efficiency; all (of these); "
-    "tempered, readings, beyond, samples, tails."
+    "tempered, readings, beyond, samples, tails. Several by commas."
 )
 
 
@@ -30,6 +30,9 @@ def paper(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
     retry_failed: Annotated[bool, typer.Option(help="Run again what has failed before.")] = False,
     report_only: Annotated[bool, typer.Option(help="Run nothing: tables and page from what is there.")] = False,
+    runs_only: Annotated[
+        bool, typer.Option("--runs-only", help="Only the runs: tables and page come later or elsewhere.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
 ) -> None:
     """Reproduce a table or figure of the paper: its runs, the table beside the paper's, and the report.
@@ -49,11 +52,15 @@ def paper(
         {} if epochs is None else {"epochs": epochs},
         context,
     )
-    if retuned and what not in ("dof", "all"):
+    if report_only and runs_only:
+        raise StfsebError("--report-only runs nothing and --runs-only reports nothing: give one of the two")
+    chosen = words(what)
+    names = tuple(dict.fromkeys(name for word in chosen for name in (ALL if word == "all" else (word,))))
+    if retuned and "dof" not in names:
         raise StfsebError(f"--retuned belongs to dof, not to {what}: leave it out")
-    if what in OWN_METHODS and methods is not None and methods_of(asked) != ["stfseb"]:
-        raise StfsebError(f"--methods {methods}: {what} has its own rows, changes to ST-FS-EB; leave --methods out")
-    names = ALL if what == "all" else (what,)
+    own = [name for name in chosen if name in OWN_METHODS]
+    if own and methods is not None and methods_of(asked) != ["stfseb"]:
+        raise StfsebError(f"--methods {methods}: {own[0]} has its own rows, changes to ST-FS-EB; leave --methods out")
     left_out = [name for name in names if name in OWN_METHODS] if "stfseb" not in methods_of(asked) else []
     if retuned and left_out:
         raise StfsebError(f"--retuned changes ST-FS-EB, which --methods {methods} leaves out: leave --retuned out too")
@@ -71,6 +78,7 @@ def paper(
         out,
         announce=announce,
         report_only=report_only,
+        runs_only=runs_only,
         retuned=asked if retuned else None,
         executor=executor,
         processes=processes,

@@ -1,26 +1,24 @@
 """The figure of docs/variational.md: its sampler against a posterior in closed form, and the script in small."""
 
-import importlib.util
 import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "hmc_figure.py"
+from repository_scripts import ROOT
+from repository_scripts import script as script_called
+
+SCRIPT = ROOT / "scripts" / "hmc_figure.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    about = importlib.util.spec_from_file_location("hmc_figure", SCRIPT)
-    module = importlib.util.module_from_spec(about)
-    about.loader.exec_module(module)
-    return module
+    return script_called("hmc_figure")
 
 
 def test_the_sampler_finds_the_posterior_of_a_linear_regression(script, monkeypatch):

@@ -1,22 +1,18 @@
 """The regression benchmark's data: what is on disk is used, what is not is left out and said."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
 
+from repository_scripts import script
+
 
 @pytest.fixture(scope="module")
 def benchmark():
     pytest.importorskip("gpytorch")
-    path = Path(__file__).parents[2] / "benchmarks" / "regression.py"
-    spec = importlib.util.spec_from_file_location("regression_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("regression", "benchmarks")
 
 
 @pytest.fixture

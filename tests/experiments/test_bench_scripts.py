@@ -1,24 +1,17 @@
 """The scripts of benchmarks/ that need a card, tried in small without one."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from repository_scripts import ROOT, script
 
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FOLDER = ROOT / "benchmarks"
 
 
 def test_all_ways_are_the_same_convolution():
-    convolutions = script("convolutions")
+    convolutions = script("convolutions", "benchmarks")
     torch.manual_seed(0)
     samples, rows, side, channels, outputs = 3, 2, 4, 16, 32
     x = torch.randn(samples, rows, side, side, channels, dtype=torch.float64)
@@ -46,7 +39,7 @@ def test_all_ways_are_the_same_convolution():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the whole of it, with a card")
 def test_convolutions_are_timed_and_written(tmp_path, monkeypatch, capsys):
-    convolutions = script("convolutions")
+    convolutions = script("convolutions", "benchmarks")
     monkeypatch.setattr(convolutions, "LAYERS", {"small": (4, 16, 16)})
     convolutions.main(["--out", str(tmp_path / "found.json")])
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
@@ -60,7 +53,7 @@ def test_convolutions_are_timed_and_written(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the whole of it, with a card")
 def test_the_throughput_of_a_population_is_written(tmp_path, monkeypatch, capsys):
-    populations = script("populations")
+    populations = script("populations", "benchmarks")
     monkeypatch.setattr(populations, "CUT", 128)
     words = ["--tasks", "mnist", "--widths", "1,2", "--method", "mcdropout", "--epochs", "4"]
     populations.main([*words, "--out", str(tmp_path / "found.json")])
@@ -81,7 +74,7 @@ def test_the_throughput_of_a_population_is_written(tmp_path, monkeypatch, capsys
 
 
 def test_the_loop_and_the_engine_are_timed_alternately_and_written(tmp_path, monkeypatch, capsys):
-    folding = script("folding")
+    folding = script("folding", "benchmarks")
     made = []
     naive, engine = folding.naive_step, folding.engine_step
     monkeypatch.setattr(folding, "naive_step", lambda *given: made.append("loop, float32") or naive(*given))

@@ -32,7 +32,10 @@ def stfseb(*words):
         (["paper", "table1", "--seeds", "few"], "--seeds few: give how many (10), or which"),
         (["paper", "table1", "--tasks", "minni"], "unknown task 'minni'"),
         (["paper", "table1", "--tasks", "mini", "--methods", "mapp"], "unknown method 'mapp'"),
+        (["paper", "table1,table9", "--tasks", "mini"], "unknown table or figure 'table9'"),
         (["paper", "table1", "--retuned"], "--retuned belongs to dof"),
+        (["paper", "table1", "--runs-only", "--report-only"], "give one of the two"),
+        (["paper", "table1,dof", "--tasks", "mini", "--methods", "map"], "--methods map: dof has its own rows"),
         (["paper", "dof", "--tasks", "mini", "--methods", "map"], "--methods map: dof has its own rows"),
         (
             ["paper", "all", "--methods", "map", "--retuned"],

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ import yaml
 from search_helpers import tiny_task, trial
 from typer.testing import CliRunner
 
+from repository_scripts import ROOT, script
 from stfseb import cli
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
@@ -31,7 +30,6 @@ from stfseb.report.search import ranks_in_words, search_in_words
 from stfseb.report.searches import search_command, search_grid, trials_in_words
 from stfseb.training.interrupts import Interrupted
 
-ROOT = Path(__file__).parents[2]
 RECORDED = sorted(f for f in ROOT.glob("results/searches/*/search.json") if "-final" not in f.parent.name)
 
 
@@ -547,10 +545,7 @@ def test_a_search_with_finalists_from_the_command_to_the_files_and_again(task, s
     assert "2 finalists of 4 trials of 1 epoch (2 complete)" in page
     assert "Short trials and full training" in page
     assert (out / "plots" / f"search-{final.name}.png").exists()
-    spec = importlib.util.spec_from_file_location("adding", ROOT / "scripts" / "add_results.py")
-    adding = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(adding)
-    assert adding.add(out, tmp_path / "kept").startswith("2 of 2 runs and searches are new")
+    assert script("add_results").add(out, tmp_path / "kept").startswith("2 of 2 runs and searches are new")
     assert read_search(tmp_path / "kept" / "searches" / final.name) == finals
 
 

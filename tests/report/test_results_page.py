@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from made_runs import asked, record_of
 from scipy import stats
 
+from repository_scripts import ROOT, script
 from stfseb.errors import StfsebError
 from stfseb.experiments.paper.plan import make_plan
 from stfseb.report.paper import Found
@@ -21,16 +20,8 @@ from stfseb.report.results_page import BLOCKS, filled, fingerprint, results_page
 from stfseb.report.results_words import how_made
 from stfseb.report.standing import held_grid, race_grids, variant_differences
 
-ROOT = Path(__file__).parents[2]
 SEARCH = "fmnist-stfseb-extended-f0e5fb50"
 ALL_PARTS = ("rotation", "corruption", "samples", "temperature")
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def write_runs(results, jobs, change=lambda record: record):

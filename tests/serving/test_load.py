@@ -1,20 +1,15 @@
 """Fifty clients at once: no error, and batching pays."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+
+from repository_scripts import script
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "serving.py"
-    spec = importlib.util.spec_from_file_location("serving_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("serving", "benchmarks")
 
 
 def test_fifty_clients_get_no_error_and_batching_helps(benchmark, tmp_path):

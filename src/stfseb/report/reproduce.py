@@ -37,10 +37,14 @@ def reproduce(
     *,
     announce: Callable[[str], None],
     report_only: bool = False,
+    runs_only: bool = False,
     retuned: Asked | None = None,
     **how: Any,
 ) -> Made:
-    """Carry the plans out and write their tables, figures and the report page of the whole results folder."""
+    """Carry the plans out and write their tables, figures and the report page of the whole results folder.
+
+    With `report_only` nothing is run, with `runs_only` nothing is written but the runs.
+    """
     act = _look if report_only else _run
     carried = act(plans, results, announce, how)
     if retuned is not None:
@@ -50,6 +54,9 @@ def reproduce(
         chosen = retuned_plan(retuned, {str(r["id"]): r for r in _read(results)})
         carried.join(act([chosen], results, announce, how))
         plans = [*plans, chosen]
+    if runs_only:
+        where = f"Runs: {results / 'runs'} (tables and page: the same command with --report-only)"
+        return Made(lines=[*_said(carried), where], failed=FAILED in carried.missing.values())
     records = _read(results)
     if not records:
         raise StfsebError(f"no runs in {results} to report on: " + "; ".join(carried.reasons or ["run some first"]))
