@@ -206,6 +206,21 @@ def test_streamed_data_train_on_the_card(moons, monkeypatch):
     assert result.history[-1]["validation_accuracy"] > 0.9
 
 
+@pytest.mark.gpu
+def test_a_minibatch_is_sent_while_the_card_is_busy():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    x = torch.rand(1 << 22)
+    batches.sent(x, torch.device("cuda"))  # the first makes the memory that later ones use again
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second of nothing
+    done = torch.cuda.Event()
+    done.record()
+    there = batches.sent(x, torch.device("cuda"))
+    assert not done.query(), "the host has waited for the card"
+    assert torch.equal(there.cpu(), x)
+
+
 def test_one_row_left_over_and_batch_norm():
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     x, y = torch.rand(65, 2), torch.zeros(65, dtype=torch.long)

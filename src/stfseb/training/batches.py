@@ -92,20 +92,20 @@ class HostBatches:
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield the minibatches of one epoch, moved to the device and augmented there."""
         for rows, y in self.held.epoch(number):
-            x = self._sent(rows)
-            yield (x if self.augment is None else self.augment(x)), self._sent(y)
+            x = sent(rows, self.device)
+            yield (x if self.augment is None else self.augment(x)), sent(y, self.device)
 
     def examples(self, count: int) -> Batch:
         """Return the first `count` examples, where they are."""
         return self.held.examples(count)
 
-    def _sent(self, part: Tensor) -> Tensor:
-        # From pinned memory the host need not wait for the copy; torch keeps it until the copy is done.
-        return (part.pin_memory() if self.device.type == "cuda" else part).to(self.device, non_blocking=True)
-
 
 class LoaderBatches:
-    """A user's DataLoader, in its own order and batch size."""
+    """A user's DataLoader, in its own order and batch size.
+
+    Here too steps are launched ahead of the device: the next minibatch is read while the device works, by the loader's
+    own workers where it has some.
+    """
 
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, augment: Augment | None = None, what: str = "train"
@@ -127,8 +127,8 @@ class LoaderBatches:
         """Yield the loader's minibatches, moved to the device."""
         del number  # the loader's sampler draws from torch's default generator, which fit seeds
         for x, y in self._pairs():
-            x = x.to(self.device, non_blocking=True)
-            yield (x if self.augment is None else self.augment(x)), y.to(self.device, non_blocking=True)
+            x = sent(x, self.device)
+            yield (x if self.augment is None else self.augment(x)), sent(y, self.device)
 
     def examples(self, count: int) -> Batch:
         """Return the first `count` examples of an epoch."""
@@ -152,6 +152,13 @@ class LoaderBatches:
                 raise StfsebError(f"the DataLoader's minibatches must be pairs (x, y), not {kinds}")
             x, y = batch
             yield x, y if y.is_floating_point() else y.long()
+
+
+def sent(part: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on the device, without waiting for what the device still has to do."""
+    if device.type == "cuda" and part.device.type == "cpu":
+        part = part.pin_memory()  # else the host waits for the copy; torch keeps it until the copy is done
+    return part.to(device, non_blocking=True)
 
 
 def check_data(data: Any, what: str) -> None:
@@ -204,8 +211,7 @@ def make_batches(
         return LoaderBatches(data, device, augment, what)
     if isinstance(data, Dataset):
         shuffle = hasattr(data, "__len__") and len(data) > 0  # else torch's sampler has an error of its own
-        pinned = device.type == "cuda"
-        return LoaderBatches(DataLoader(data, batch_size, shuffle=shuffle, pin_memory=pinned), device, augment, what)
+        return LoaderBatches(DataLoader(data, batch_size, shuffle=shuffle), device, augment, what)
     raise StfsebError(f"{what} is a {type(data).__name__}: give (x, y), an image set, a Dataset or a DataLoader")
 
 
