@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -99,19 +102,72 @@ def test_a_part_that_a_leftovers_remover_holds_is_left_to_it(tmp_path, monkeypat
     assert (tmp_path / "table.md").read_text() == "whole"
 
 
-def test_without_locks_parts_may_be_anothers_and_stay(tmp_path, monkeypatch):
+@pytest.mark.parametrize("windows", [False, True])
+def test_without_locks_a_part_may_be_anothers_until_it_is_a_day_old(tmp_path, monkeypatch, windows):
     def refuse(handle, how):
         raise OSError(errno.ENOLCK, "no locks available")
 
-    (tmp_path / ".table.md.abc.part").write_text("half")
+    old, new = tmp_path / ".table.md.abc.part", tmp_path / ".table.md.xyz.part"
+    old.write_text("half")
+    new.write_text("half")
+    os.utime(old, (time.time() - 25 * 3600,) * 2)
     monkeypatch.setattr(files.fcntl, "flock", refuse)
+    if windows:
+        monkeypatch.setattr(files, "fcntl", None)
     write_text(tmp_path / "table.md", "whole")
-    assert parts(tmp_path) == [".table.md.abc.part"]
+    assert parts(tmp_path) == [new.name]
     assert (tmp_path / "table.md").read_text() == "whole"
-    monkeypatch.setattr(files, "fcntl", None)  # Windows
-    write_text(tmp_path / "table.md", "again")
-    assert parts(tmp_path) == [".table.md.abc.part"]
-    assert (tmp_path / "table.md").read_text() == "again"
+
+
+def test_where_locks_bind_other_handles_a_file_is_written_without_one(tmp_path, monkeypatch):
+    """As on SMB, where a locked file takes nothing from another handle, even of the same process."""
+    real, locked = Path.open, []
+    monkeypatch.setattr(files, "try_lock", lambda handle: bool(locked.append(os.fstat(handle).st_ino)) or True)
+    close = os.close
+
+    def closing(handle):
+        with suppress(ValueError):
+            locked.remove(os.fstat(handle).st_ino)
+        close(handle)
+
+    def refuse(path, *how, **more):
+        if path.exists() and path.stat().st_ino in locked:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *how, **more)
+
+    monkeypatch.setattr(os, "close", closing)
+    monkeypatch.setattr(Path, "open", refuse)
+    write_text(tmp_path / "table.md", "whole")
+    monkeypatch.undo()
+    assert (tmp_path / "table.md").read_text() == "whole"
+    assert parts(tmp_path) == []
+
+
+def test_where_files_change_their_numbers_it_is_written_without_a_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "leads_to", lambda path, handle: False)
+    before = lowest_free_handle()
+    write_text(tmp_path / "table.md", "whole")
+    assert (tmp_path / "table.md").read_text() == "whole"
+    assert parts(tmp_path) == []
+    assert lowest_free_handle() == before
+
+
+def test_tidying_never_stops_a_write(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)  # a folder that may be written to and not listed
+    write_text(tmp_path / "table.md", "whole")
+    assert (tmp_path / "table.md").read_text() == "whole"
+
+
+def test_a_full_disk_is_said_with_its_remedy_from_the_first_step_on(tmp_path, monkeypatch):
+    def full(**how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.tempfile, "mkstemp", full)
+    with pytest.raises(StfsebError, match=r"table\.md: No space left on device; free some space"):
+        write_text(tmp_path / "table.md", "whole")
 
 
 def lowest_free_handle():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +12,6 @@ from stfseb.errors import StfsebError
 _GO_ON = "what is finished is kept; the same command goes on from there"
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console
 
 
@@ -72,13 +68,16 @@ def search(
     from stfseb.experiments.search.progress import SearchProgress
     from stfseb.experiments.search.pruning import Pruning
     from stfseb.experiments.search.worker import search as run_search
-    from stfseb.training.interrupts import Interrupted
+    from stfseb.training.interrupts import Interrupted, stoppable
 
     plan = make_plan(
         task, method, space, seed=seed, training={} if epochs is None else {"epochs": epochs}, context=context
     )
     try:
-        with _stoppable(), SearchProgress(Console(stderr=True), show=not quiet) as progress:
+        with (
+            stoppable(lambda: "between trials", _GO_ON),
+            SearchProgress(Console(stderr=True), show=not quiet) as progress,
+        ):
             found = run_search(
                 plan,
                 trials,
@@ -115,19 +114,3 @@ def _print(screen: Console, found: dict[str, Any]) -> None:
     screen.print(search_table(found, screen.width))
     for line in [*search_in_words(found), *ranks_in_words(found), *(f"note: {note}" for note in found["notes"])]:
         screen.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the search between trainings too: trials under way are given back."""
-    from stfseb.training.interrupts import SIGNALS, Interrupted
-
-    def stop(number: int, _: object) -> None:
-        raise Interrupted(number, "between trials", _GO_ON)
-
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

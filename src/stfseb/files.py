@@ -3,7 +3,7 @@
 A file is written beside its place under the name `.NAME.*.part` and then takes it. Whoever writes holds a lock
 (`flock`) on the part, which the kernel releases when its holder dies: an unlocked part is what a killed writer
 left, and the next that writes the same file removes it. Where there are no such locks (some network mounts,
-Windows) parts are left alone, since they may be another's.
+Windows) a part may be another's: only those of yesterday and before are removed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_LONG = 24 * 3600.0  # seconds after which an unfinished file that cannot be locked is taken for a leftover
+_TURNS = 10  # at making a file that is still there when it is locked
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -36,17 +40,13 @@ def replacing(path: Path) -> Iterator[Path]:
         remove_leftovers(path)
         handle, part = _new_part(path)
     except OSError as error:
-        raise StfsebError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder you may write to"
-        ) from error
+        raise _cannot_write(path, error, "choose a folder you may write to") from error
     try:
         yield part
         part.chmod(0o666 & ~_umask())
         part.replace(path)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space or choose another disk" if full else "choose another name"
-        raise StfsebError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+        raise _cannot_write(path, error, "choose another name") from error
     finally:
         part.unlink(missing_ok=True)
         if handle is not None:
@@ -55,16 +55,23 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def remove_leftovers(path: Path) -> None:
     """Remove the unfinished files that killed writers of `path` left beside it; those being written now stay."""
-    for part in list(path.parent.iterdir()) if path.parent.is_dir() else ():
-        if not (part.name.startswith(f".{path.name}.") and part.name.endswith(".part")):
-            continue
-        with suppress(OSError):  # gone meanwhile, or of somebody whose files are not ours to touch
-            handle = os.open(part, os.O_RDWR)
-            try:
-                if try_lock(handle):
-                    part.unlink()
-            finally:
-                os.close(handle)
+    with suppress(OSError):  # tidying never stops a write
+        with os.scandir(path.parent) as inside:
+            names = [e.name for e in inside if e.name.startswith(f".{path.name}.") and e.name.endswith(".part")]
+        for name in names:
+            with suppress(OSError):  # gone meanwhile, or of somebody whose files are not ours to touch
+                _remove_leftover(path.parent / name)
+
+
+def _remove_leftover(part: Path) -> None:
+    handle = None if fcntl is None else os.open(part, os.O_RDWR)
+    try:
+        locked = False if handle is None else try_lock(handle)
+        if locked or (locked is False and part.stat().st_mtime < time.time() - _LONG):
+            part.unlink()
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def try_lock(handle: int) -> bool | None:
@@ -136,16 +143,43 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def _new_part(path: Path) -> tuple[int | None, Path]:
-    """Make an empty file to write `path` in, and the handle that holds its lock: None where there are no locks."""
-    while True:
+    """Make an empty file to write `path` in, and the handle that holds its lock: None where it cannot be locked."""
+    for _ in range(_TURNS):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        part, locked = Path(name), try_lock(handle)
-        if locked and leads_to(part, handle):
-            return handle, part
+        part = Path(name)
+        try:
+            locked = try_lock(handle)
+            if locked and leads_to(part, handle) and _others_may_write(part):
+                return handle, part
+        except BaseException:
+            os.close(handle)
+            part.unlink(missing_ok=True)
+            raise
         os.close(handle)
         if locked is False:
             return None, part
-        # Between its making and its lock another writer took it for a leftover.
+        part.unlink(missing_ok=True)  # another writer took it for a leftover between its making and its lock
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    return None, Path(name)
+
+
+def _others_may_write(part: Path) -> bool:
+    """Tell whether a locked file takes what is written by another handle: not on SMB, where such locks are binding."""
+    try:
+        with part.open("wb") as file:
+            file.write(b".")
+            file.flush()
+            file.truncate(0)
+    except PermissionError:
+        return False
+    return True
+
+
+def _cannot_write(path: Path, error: OSError, remedy: str) -> StfsebError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free some space or choose another disk" if full else remedy
+    return StfsebError(f"cannot write {path}: {error.strerror or error}; {remedy}")
 
 
 def _umask() -> int:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+import typer
 import yaml
 
 from repository_scripts import ROOT, script
+from stfseb.cli import app
 from stfseb.data.task_files import built_in
 from stfseb.errors import StfsebError
-from stfseb.training.interrupts import Interrupted
+from stfseb.experiments.paper.plan import Asked, make_plan
+from stfseb.experiments.search.plan import make_plan as search_plan
 
 TASKS = ROOT / "src" / "stfseb" / "data" / "tasks.yaml"
 
@@ -29,27 +34,30 @@ def adopting():
 @pytest.fixture
 def long_runs(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    former = signal.getsignal(signal.SIGTERM)
-    yield script("long_runs")
-    signal.signal(signal.SIGTERM, former)
+    return script("long_runs")
 
 
-def write_search(folder, task, method, params, *, listed=None, asked=2, trials=2):
-    """A search whose rule chose its trial 1."""
-    name = f"{task}-{method}-extended-aaaa" + (f"-final{asked}of{listed}" if listed else "")
-    plan = {"task": task, "method": method} | ({"shortlist": {"trials": listed}} if listed else {})
+def write_search(folder, task, method, params, *, asked=2, trials=2, chosen=1):
+    """A search whose rule chose its trial 1; return its folder."""
     rows = [{"index": k, "params": params if k == 1 else {"sigma": 9.0}} for k in range(trials)]
-    found = {"format": 1, "study": name, "asked": asked, "plan": plan, "choices": {"ours": {"trial": 1}}}
-    (folder / "searches" / name).mkdir(parents=True)
-    (folder / "searches" / name / "search.json").write_text(json.dumps(found | {"trials": rows}))
+    choices = {"ours": {"trial": chosen, "why": "no trial was trained to its end"}}
+    plan, name = {"task": task, "method": method}, f"{task}-{method}-extended"
+    found = {"format": 1, "study": name, "asked": asked, "plan": plan, "choices": choices, "trials": rows}
+    (folder / name).mkdir(parents=True)
+    (folder / name / "search.json").write_text(json.dumps(found))
+    return folder / name
 
 
 def test_a_preset_is_put_in_its_line_and_nothing_else_changes(adopting, tmp_path):
     shutil.copy(TASKS, tmp_path / "tasks.yaml")
-    write_search(tmp_path, "fmnist", "gfsvi", {"kernel": "rbf", "a_eps": 0.25, "gamma": 1e-9})
-    write_search(tmp_path, "fmnist", "map", {"sigma": 0.7})
-    said = adopting.adopt(tmp_path, "fmnist", file=tmp_path / "tasks.yaml")
-    assert said == ["fmnist, gfsvi: {'kernel': 'rbf', 'a_eps': 0.25, 'gamma': 1e-09}", "fmnist, map: {'sigma': 0.7}"]
+    studies = [
+        write_search(tmp_path, "fmnist", "gfsvi", {"kernel": "rbf", "a_eps": 0.25, "gamma": 1e-9}),
+        write_search(tmp_path, "fmnist", "map", {"sigma": 0.7}),
+    ]
+    assert adopting.adopt(studies, file=tmp_path / "tasks.yaml") == [
+        "fmnist, gfsvi: {'kernel': 'rbf', 'a_eps': 0.25, 'gamma': 1e-09} (fmnist-gfsvi-extended)",
+        "fmnist, map: {'sigma': 0.7} (fmnist-map-extended)",
+    ]
     before, after = TASKS.read_text().splitlines(), (tmp_path / "tasks.yaml").read_text().splitlines()
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert [old.split(":")[0].strip() for old, _ in changed] == ["gfsvi", "map"]
@@ -61,9 +69,13 @@ def test_a_preset_is_put_in_its_line_and_nothing_else_changes(adopting, tmp_path
 
 
 def test_settings_that_were_not_searched_and_comments_stay(adopting):
-    text = adopting.with_preset(TASKS.read_text(), "mini", "gfsvi", {"a_eps": 0.5, "kernel_steps": 7})
+    text = adopting.with_preset(TASKS.read_text(), "mini", "gfsvi", {"a_eps": math.inf, "kernel_steps": 7})
     former = built_in()["tasks"]["mini"]["presets"]["gfsvi"]
-    assert yaml.safe_load(text)["tasks"]["mini"]["presets"]["gfsvi"] == {**former, "a_eps": 0.5, "kernel_steps": 7}
+    assert yaml.safe_load(text)["tasks"]["mini"]["presets"]["gfsvi"] == {
+        **former,
+        "a_eps": math.inf,
+        "kernel_steps": 7,
+    }
     assert "# the full form costs seconds a step on a CPU" in text
 
 
@@ -74,97 +86,189 @@ def test_a_method_without_a_line_gets_one_in_its_own_task(adopting):
     assert yaml.safe_load(new)["tasks"]["fmnist"] == built_in()["tasks"]["fmnist"]
 
 
-def test_a_final_counts_before_its_search_and_the_number_of_trials_tells_two_apart(adopting, tmp_path):
-    write_search(tmp_path, "fmnist", "map", {"sigma": 0.1})
-    write_search(tmp_path, "fmnist", "map", {"sigma": 0.2}, listed=40)
-    assert adopting.chosen(tmp_path, "fmnist", "map") == {"sigma": 0.2}
-    write_search(tmp_path, "fmnist", "map", {"sigma": 0.3}, listed=300)
-    with pytest.raises(StfsebError, match=r"2 searches .*final2of300.*--trials"):
-        adopting.chosen(tmp_path, "fmnist", "map")
-    assert adopting.chosen(tmp_path, "fmnist", "map", trials=300) == {"sigma": 0.3}
-    assert adopting.chosen(tmp_path, "fmnist", "mfvi") is None
-
-
 @pytest.mark.parametrize(
-    ("task", "methods", "message"),
+    ("task", "how", "message"),
     [
-        ("fmnist", ("map",), r"1 of 2 trials: finish it first"),
-        ("mnist", ("map",), "no search of map on mnist"),
-        ("pathmnist", ("mfvi",), "write the presets of 'pathmnist' a method a line"),
-        ("nowhere", ("mfvi",), "no task 'nowhere'"),
+        ("fmnist", {"trials": 1}, "1 of 2 trials: finish it first"),
+        ("fmnist", {"chosen": None}, "has chosen nothing: no trial was trained to its end"),
+        ("pathmnist", {}, "write the presets of 'pathmnist' a method a line"),
+        ("nowhere", {}, "no task 'nowhere'"),
     ],
 )
-def test_what_cannot_be_taken_over_is_said_and_nothing_is_written(adopting, tmp_path, task, methods, message):
+def test_what_cannot_be_taken_over_is_said_and_nothing_is_written(adopting, tmp_path, task, how, message):
     shutil.copy(TASKS, tmp_path / "tasks.yaml")
-    write_search(tmp_path, "fmnist", "map", {"sigma": 0.1}, trials=1)
-    for name in ("pathmnist", "nowhere"):
-        write_search(tmp_path, name, "mfvi", {"sigma": 0.1})
+    studies = [write_search(tmp_path, "mnist", "map", {"sigma": 0.7}), write_search(tmp_path, task, "mfvi", {}, **how)]
     with pytest.raises(StfsebError, match=message):
-        adopting.adopt(tmp_path, task, methods, file=tmp_path / "tasks.yaml")
+        adopting.adopt(studies, file=tmp_path / "tasks.yaml")
     assert (tmp_path / "tasks.yaml").read_text() == TASKS.read_text()
 
 
 def test_the_lists_of_the_repository_are_commands_that_exist(long_runs):
-    import typer
-
-    from stfseb.cli import app
-
     command = typer.main.get_command(app)
     for path in sorted((ROOT / "scripts" / "runs").glob("*.txt")):
-        for line in long_runs.read_lines(path.read_text()):
+        lines = long_runs.read_lines(path.read_text())
+        for number, line in enumerate(lines):
             if line.words[0] == "adopt":
-                assert line.words[1] in built_in()["tasks"]
-            else:
-                command.commands[line.words[0]].make_context("stfseb", [*line.words[1:], "--out", "x"])
+                names = long_runs.studies_of([one.words for one in lines[:number]], line.words[1])
+                assert len(names) == 6
+                assert all(name.endswith("-final5of40") for name in names)
+                continue
+            given = command.commands[line.words[0]].make_context("stfseb", [*line.words[1:], "--out", "x"]).params
+            if line.words[0] == "paper":
+                for what in given["what"].split(","):
+                    asked = Asked(tuple(given["tasks"].split(",")), seeds=(0,), context=given["context"])
+                    assert make_plan(what, asked).all_jobs
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("train mini", "line 1, 'train mini'"), ("# nothing", "no commands"), ("adopt", "line 1"), ("[5]", "line 1")],
+    [
+        ("train mini", "line 1, 'train mini': begin with search, paper or adopt"),
+        ("# nothing", "no commands"),
+        ("[5]", "line 1"),
+        ("search mini\nsearch 'mini", "line 2, .*No closing quotation"),
+        ("search mini\nadopt fmnist", "line 2, .*a task that is searched above it"),
+        ("adopt mini\nsearch mini", "line 1, .*a task that is searched above it"),
+    ],
 )
-def test_a_list_with_other_lines_is_refused(long_runs, text, message):
-    with pytest.raises(SystemExit, match=message):
+def test_a_list_with_other_lines_is_refused(long_runs, text, message, tmp_path, monkeypatch, capsys):
+    with pytest.raises(StfsebError, match=message):
         long_runs.read_lines(text)
+    (tmp_path / "list.txt").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["long_runs", str(tmp_path / "list.txt"), "--out", str(tmp_path / "out")])
+    assert long_runs.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path / 'list.txt'}: ")
+
+
+def test_what_is_adopted_is_the_final_of_the_search_in_the_list(long_runs):
+    lines = ["search mini --method map --space extended", "search mini -m map --trials 4 --epochs 1 --finalists 2"]
+    lines += ["search mnist -m mfvi --trials 3"]
+    words = [tuple(line.split()) for line in lines]
+    short = search_plan("mini", "map", "paper", training={"epochs": 1}).name
+    assert long_runs.studies_of(words, "mini") == [f"{short}-final2of4"]
+    assert long_runs.studies_of(words, "mnist") == [search_plan("mnist", "mfvi", "paper").name]
+    assert long_runs.studies_of(words[:1], "mini") == [search_plan("mini", "map", "extended").name]
 
 
 def log_of(folder):
     return [json.loads(line) for line in (folder / "long_runs.jsonl").read_text().splitlines()]
 
 
-def test_a_line_that_fails_is_said_and_one_without_time_is_not_begun(long_runs, tmp_path, monkeypatch, capsys):
+LINES = "search mini -m map\nsearch mini -m mfvi\n[1000] search mini -m fseb\n[5] search mini -m gfsvi"
+
+
+def carried_out(long_runs, monkeypatch, **ends):
+    """Replace commands by what their methods do here; return those that were begun."""
     begun = []
 
-    def carry_out(line, out):
-        begun.append(line.words[1])
-        if line.words[1] == "b":
-            raise StfsebError("no such thing")
-        return "done"
+    def carry_out(words, before, out):
+        begun.append(words[-1])
+        return ends.get(words[-1], lambda: "done")()
 
     monkeypatch.setattr(long_runs, "carry_out", carry_out)
-    lines = long_runs.read_lines("search a\nsearch b\n[1000] search c\n[5] search d")
-    assert long_runs.run(lines, tmp_path / "out", 60) == 2
-    assert begun == ["a", "b", "d"]
-    ended = ["done", "failed: StfsebError: no such thing", "not begun", "done"]
+    return begun
+
+
+def fail():
+    raise StfsebError("no such thing")
+
+
+def ask(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+    time.sleep(30)
+
+
+def test_a_line_that_fails_is_said_and_one_without_time_is_not_begun(long_runs, tmp_path, monkeypatch, capsys):
+    begun = carried_out(long_runs, monkeypatch, mfvi=fail)
+    assert long_runs.run(long_runs.read_lines(LINES), tmp_path / "out", 600) == 2
+    assert begun == ["map", "mfvi", "gfsvi"]
+    ended = ["done", "error: no such thing", "not begun", "done"]
     assert [entry["ended"] for entry in log_of(tmp_path / "out")] == ended
     assert "2 of 4 commands done; results in" in capsys.readouterr().out
 
 
-def test_at_the_limit_the_command_under_way_is_stopped_and_no_other_begun(long_runs, tmp_path, monkeypatch):
-    def carry_out(line, out):
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            time.sleep(0.01)
+@pytest.mark.parametrize("end", [ask, lambda: ask(signal.SIGINT), lambda: "exit 130", lambda: "exit 143"])
+def test_who_asks_to_stop_stops_the_list_although_time_is_left(long_runs, tmp_path, monkeypatch, end):
+    begun = carried_out(long_runs, monkeypatch, mfvi=end)
+    assert long_runs.run(long_runs.read_lines(LINES), tmp_path, 10_000) == 3
+    assert begun == ["map", "mfvi"]
+    first, second, *others = [entry["ended"] for entry in log_of(tmp_path)]
+    assert first == "done"
+    assert second in ("stopped", "exit 130", "exit 143")
+    assert others == ["not begun", "not begun"]
+
+
+def test_a_signal_between_commands_is_noted_and_nothing_is_lost(long_runs, tmp_path, monkeypatch):
+    begun, real = carried_out(long_runs, monkeypatch), long_runs._log
+
+    def log(out, entry):
+        os.kill(os.getpid(), signal.SIGTERM)
+        real(out, entry)
+
+    monkeypatch.setattr(long_runs, "_log", log)
+    assert long_runs.run(long_runs.read_lines(LINES), tmp_path, 10_000) == 3
+    assert begun == ["map"]
+    assert [entry["ended"] for entry in log_of(tmp_path)] == ["done", *["not begun"] * 3]
+
+
+def test_at_the_limit_a_command_that_does_not_hear_is_asked_again(long_runs, tmp_path, monkeypatch):
+    def deaf():
+        asked = 0
+        while asked < 3:
+            try:
+                time.sleep(30)
+            except KeyboardInterrupt:
+                asked += 1
         return "done"
 
-    monkeypatch.setattr(long_runs, "carry_out", carry_out)
+    begun = carried_out(long_runs, monkeypatch, map=deaf)
+    monkeypatch.setattr(long_runs, "AGAIN", 0.05)
     began = time.monotonic()
-    assert long_runs.run(long_runs.read_lines("search a\nsearch b"), tmp_path, 0.3) == 2
-    assert time.monotonic() - began < 30
-    first, second = log_of(tmp_path)
-    assert first["ended"].startswith("stopped: stopped by SIGTERM between commands")
-    assert second["ended"] == "not begun"
-    with pytest.raises(Interrupted):
-        os.kill(os.getpid(), signal.SIGTERM)  # its handler, which the fixture takes back
+    assert long_runs.run(long_runs.read_lines(LINES), tmp_path, began - long_runs.BEGAN + 0.3) == 3
+    assert time.monotonic() - began < 25
+    assert begun == ["map"]
+    assert [entry["ended"] for entry in log_of(tmp_path)] == ["done", *["not begun"] * 3]
+
+
+def test_afterwards_signals_are_what_they_were_and_nobody_asks(long_runs, tmp_path, monkeypatch):
+    carried_out(long_runs, monkeypatch)
+    before, threads = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)], threading.active_count()
+    assert long_runs.run(long_runs.read_lines("search mini"), tmp_path, 10_000) == 0
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+    assert threading.active_count() == threads
+
+
+def test_after_a_failed_adopt_nothing_is_begun(long_runs, tmp_path, monkeypatch):
+    begun = []
+    real = long_runs.carry_out
+
+    def carry_out(words, before, out):
+        begun.append(words[0])
+        return "done" if words[0] != "adopt" else real(words, before, out)
+
+    monkeypatch.setattr(long_runs, "carry_out", carry_out)
+    lines = long_runs.read_lines("search mini -m map\nadopt mini\npaper table1 --tasks mini")
+    assert long_runs.run(lines, tmp_path, 10_000) == 2
+    assert begun == ["search", "adopt"]
+    _, second, third = [entry["ended"] for entry in log_of(tmp_path)]
+    assert second.startswith("error: ")
+    assert third == "not begun: adopt failed"
+
+
+def test_a_command_that_ends_with_a_code_is_not_done(long_runs, tmp_path, capsys):
+    assert long_runs.run(long_runs.read_lines("search mini --trials 0\nsearch minni"), tmp_path, 10_000) == 2
+    first, second = [entry["ended"] for entry in log_of(tmp_path)]
+    assert first == "error: --trials 0: give at least 1"
+    assert second.startswith("error: unknown task 'minni'")
+
+
+def test_a_log_that_cannot_be_written_ends_nothing(long_runs, tmp_path, monkeypatch, capsys):
+    begun = carried_out(long_runs, monkeypatch)
+    (tmp_path / "long_runs.jsonl").mkdir()
+    assert long_runs.run(long_runs.read_lines("search mini\nsearch mini -m map"), tmp_path, 10_000) == 0
+    assert begun == ["mini", "map"]
+    assert capsys.readouterr().out.count("long_runs.jsonl cannot be written (Is a directory)") == 2
 
 
 @pytest.mark.slow
@@ -173,8 +277,9 @@ def test_search_adopt_and_runs_in_one_process_and_again(tmp_path):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "list.txt").write_text(
         "search mini --method map --space extended --trials 2 --epochs 1 --finalists 1\n"
-        "adopt mini map\n"
+        "adopt mini\n"
         "paper table1,tempered --tasks mini --methods map --seeds 2 --epochs 1 --runs-only\n"
+        "search mini --method map --space extended --trials 3 --epochs 1 --finalists 1\n"
     )
     tasks = tmp_path / "src" / "stfseb" / "data" / "tasks.yaml"
     tasks.write_text(tasks.read_text().replace("training: {epochs: 15, train", "training: {epochs: 2, train", 1))
@@ -185,7 +290,7 @@ def test_search_adopt_and_runs_in_one_process_and_again(tmp_path):
     for _ in range(2):
         done = subprocess.run(words, capture_output=True, text=True, env=settings, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "3 of 3 commands done" in done.stdout
+        assert "4 of 4 commands done" in done.stdout
         said.append(done.stdout)
     (final,) = (tmp_path / "out" / "searches").glob("mini-map-*-final1of2")
     chosen = json.loads((final / "search.json").read_text())["trials"][0]["params"]

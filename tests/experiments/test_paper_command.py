@@ -56,6 +56,16 @@ def test_wrong_words_end_in_one_line(words, message, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_runs_only_without_images_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("STFSEB_DATA", str(tmp_path))
+    done = stfseb(
+        "paper", "table1", "--tasks", "mnist", "--methods", "map", "--seeds", "1", "--runs-only", "--out", tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("stfseb: error: no run could be made: ")
+    assert "mnist train is not on disk" in done.stderr
+
+
 def test_all_without_the_method_itself_leaves_out_what_changes_it(tmp_path):
     done = stfseb("paper", "all", "--tasks", "mini", "--methods", "map", "--report-only", "--out", tmp_path / "results")
     assert "left out, as they change ST-FS-EB alone: dof, context-number, context-source" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -547,6 +548,29 @@ def test_a_search_with_finalists_from_the_command_to_the_files_and_again(task, s
     assert (out / "plots" / f"search-{final.name}.png").exists()
     assert script("add_results").add(out, tmp_path / "kept").startswith("2 of 2 runs and searches are new")
     assert read_search(tmp_path / "kept" / "searches" / final.name) == finals
+
+
+def test_a_signal_while_a_trial_is_written_down_stops_the_search(task, stfseb, tmp_path, monkeypatch):
+    """It comes where errors of a database are waited out, and is none of them."""
+    real, sent = Store._write, []
+
+    def write(store, *what):
+        if not sent:
+            sent.append(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        real(store, *what)
+
+    monkeypatch.setattr(Store, "_write", write)
+    words = ["search", task, "--trials", 3, "--epochs", 1, "--device", "cpu", "--out", tmp_path]
+    code, _, err = stfseb(*words)
+    assert code == 143, err
+    last = "stfseb: stopped by SIGTERM between trials: what is finished is kept; the same command goes on from there"
+    assert err.splitlines()[-1] == last
+    (half,) = (tmp_path / "searches").iterdir()
+    assert read_search(half)["trials"] == []
+    code, _, err = stfseb(*words)
+    assert code == 0, err
+    assert len(read_search(half)["trials"]) == 3
 
 
 @pytest.mark.parametrize(

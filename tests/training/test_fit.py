@@ -206,6 +206,18 @@ def test_streamed_data_train_on_the_card(moons, monkeypatch):
     assert result.history[-1]["validation_accuracy"] > 0.9
 
 
+def test_without_pinned_memory_a_minibatch_is_sent_all_the_same(monkeypatch):
+    def refuse(part):
+        raise RuntimeError("CUDA error: out of memory")
+
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    monkeypatch.setattr(torch.Tensor, "to", lambda part, device, non_blocking: moved.append((device, part)) or part)
+    x = torch.rand(3)
+    assert batches.sent(x, torch.device("cuda")) is x
+    assert moved[0][0] == torch.device("cuda")
+
+
 @pytest.mark.gpu
 def test_a_minibatch_is_sent_while_the_card_is_busy():
     if not torch.cuda.is_available():

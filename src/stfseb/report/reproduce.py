@@ -55,7 +55,9 @@ def reproduce(
         carried.join(act([chosen], results, announce, how))
         plans = [*plans, chosen]
     if runs_only:
-        where = f"Runs: {results / 'runs'} (tables and page: the same command with --report-only)"
+        if not carried.done + carried.skipped:
+            raise StfsebError("no run could be made: " + "; ".join(carried.reasons))
+        where = f"Runs: {results / 'runs'} (tables and page: --report-only in place of --runs-only)"
         return Made(lines=[*_said(carried), where], failed=FAILED in carried.missing.values())
     records = _read(results)
     if not records:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Any, Protocol
 
@@ -157,7 +158,8 @@ class LoaderBatches:
 def sent(part: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on the device, without waiting for what the device still has to do."""
     if device.type == "cuda" and part.device.type == "cpu":
-        part = part.pin_memory()  # else the host waits for the copy; torch keeps it until the copy is done
+        with suppress(RuntimeError):  # no such memory is left: the copy is the same, and the host waits for it
+            part = part.pin_memory()  # torch keeps it until the copy is done
     return part.to(device, non_blocking=True)
 
 

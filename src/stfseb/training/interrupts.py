@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -40,6 +42,41 @@ class Interrupted(StfsebError):  # noqa: N818  (nothing has gone wrong)
     def __reduce__(self) -> tuple[Any, ...]:
         """Survive the way from one process to another, which calls the constructor again."""
         return Interrupted, (self.signum, self.where, self.remedy)
+
+
+@contextmanager
+def stoppable(where: Callable[[], str], remedy: str) -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C within the block into `Interrupted`, with these words.
+
+    On its way out of the block it is a KeyboardInterrupt: no code takes it for an error of its own. Handlers are
+    installed as those of `Interrupts` are.
+
+    Args:
+        where: says how far the work has come.
+        remedy: what was saved, and how to go on.
+    """
+    caught: list[int] = []
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        del frame
+        caught.append(signum)
+        raise KeyboardInterrupt
+
+    former = {}
+    if threading.current_thread() is threading.main_thread():
+        former = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        former = {signum: handler for signum, handler in former.items() if handler not in (signal.SIG_IGN, None)}
+        for signum in former:
+            signal.signal(signum, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not caught:
+            raise
+        raise Interrupted(caught[0], where(), remedy) from None
+    finally:
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
 
 
 class Interrupts:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import deque
 from contextlib import contextmanager
@@ -13,11 +11,10 @@ from stfseb.experiments import claims
 from stfseb.experiments.executors.failures import describe, read_failure, write_failure
 from stfseb.experiments.executors.outcome import Outcome
 from stfseb.experiments.executors.work import Report, forgivable
-from stfseb.training.interrupts import SIGNALS, Interrupted
+from stfseb.training.interrupts import Interrupted, stoppable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
     from stfseb.experiments.executors.plan import Planned
 
@@ -146,32 +143,15 @@ class Ledger:
     @contextmanager
     def stoppable(self) -> Iterator[None]:
         """Turn SIGTERM and Ctrl-C within the block into an error that says how far the job has come."""
-        caught: list[int] = []
 
-        def stop(signum: int, frame: FrameType | None) -> None:
-            del frame
-            caught.append(signum)
-            raise KeyboardInterrupt  # not an error of a run, wherever it arrives
+        def where() -> str:
+            return f"after {self.finished} of {len(self.jobs)} runs"
 
-        former = {}
-        if threading.current_thread() is threading.main_thread():
-            former = {signum: signal.getsignal(signum) for signum in SIGNALS}
-            for signum, handler in former.items():
-                if handler not in (signal.SIG_IGN, None):
-                    signal.signal(signum, stop)
-        where = "after {} of {} runs"
-        try:
-            yield
-        except Interrupted as error:  # a run in this process has saved itself
-            raise Interrupted(error.signum, where.format(self.finished, len(self.jobs)), GO_ON) from None
-        except KeyboardInterrupt:
-            if not caught:
-                raise
-            raise Interrupted(caught[0], where.format(self.finished, len(self.jobs)), GO_ON) from None
-        finally:
-            for signum, handler in former.items():
-                if handler is not None:
-                    signal.signal(signum, handler)
+        with stoppable(where, GO_ON):
+            try:
+                yield
+            except Interrupted as error:  # a run in this process has saved itself
+                raise Interrupted(error.signum, where(), GO_ON) from None
 
     def _say(self, entry: Planned, what: str) -> None:
         self.announce(f"[{self.finished}/{len(self.jobs)}] {entry.label}: {what}")

@@ -72,16 +72,15 @@ def missing_of(plans: Sequence[Plan], results: Path, folder: Path | None = None)
     from stfseb.experiments.executors.failures import read_failure
 
     carried = Carried()
-    for plan in plans:
-        for job in plan.all_jobs:
-            if job.done(results):
-                carried.skipped += 1
-            elif (failure := read_failure(job.folder(results))) is not None:
-                carried.missing[job.name] = FAILED
-                carried.reasons[f"{job.name} failed: {failure['error']}"] = None
-            elif (reason := not_on_disk(job, folder)) is not None:
-                carried.missing[job.name] = NO_DATA
-                carried.reasons[reason] = None
+    for job in {job.name: job for plan in plans for job in plan.all_jobs}.values():
+        if job.done(results):
+            carried.skipped += 1
+        elif (failure := read_failure(job.folder(results))) is not None:
+            carried.missing[job.name] = FAILED
+            carried.reasons[f"{job.name} failed: {failure['error']}"] = None
+        elif (reason := not_on_disk(job, folder)) is not None:
+            carried.missing[job.name] = NO_DATA
+            carried.reasons[reason] = None
     return carried
 
 

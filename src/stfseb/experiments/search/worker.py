@@ -102,7 +102,7 @@ def search(
             )
             try:
                 work(store, trainer, heard)
-            except Interrupted:
+            except (Interrupted, KeyboardInterrupt):
                 _write(store, material, here)  # what there is so far can be looked at
                 raise
             return _write(store, material, here)
