@@ -97,7 +97,7 @@ class Limit:
     """The end of the time, and whoever else asks to stop: within a command it is interrupted, else only noted."""
 
     def __init__(self, seconds: float) -> None:
-        self.end, self.stopped, self.inside, self.over = BEGAN + seconds, False, False, False
+        self.end, self.stopped, self.inside = BEGAN + seconds, False, False
         self._former = {number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)}
         self._timer = threading.Thread(target=self._wait, daemon=True)
         self._gone = threading.Event()
@@ -124,7 +124,6 @@ class Limit:
     def _wait(self) -> None:
         pause = max(self.left, 0)
         while not self._gone.wait(pause):
-            self.over = True
             os.kill(os.getpid(), signal.SIGTERM)
             pause = AGAIN
 

@@ -111,12 +111,21 @@ def test_without_locks_a_part_may_be_anothers_until_it_is_a_day_old(tmp_path, mo
     old.write_text("half")
     new.write_text("half")
     os.utime(old, (time.time() - 25 * 3600,) * 2)
-    monkeypatch.setattr(files.fcntl, "flock", refuse)
-    if windows:
-        monkeypatch.setattr(files, "fcntl", None)
-    write_text(tmp_path / "table.md", "whole")
-    assert parts(tmp_path) == [new.name]
+    with monkeypatch.context() as without:
+        without.setattr(files.fcntl, "flock", refuse)
+        if windows:
+            without.setattr(files, "fcntl", None)
+        with replacing(tmp_path / "table.md") as part:
+            part.write_text("whole")
+            assert parts(tmp_path) == sorted([new.name, part.name])
     assert (tmp_path / "table.md").read_text() == "whole"
+    left = tmp_path / part.name
+    left.write_text("half")
+    write_text(tmp_path / "table.md", "again")  # with locks: what was written without one may still be another's
+    assert parts(tmp_path) == [left.name]
+    os.utime(left, (time.time() - 25 * 3600,) * 2)
+    write_text(tmp_path / "table.md", "and again")
+    assert parts(tmp_path) == []
 
 
 def test_where_locks_bind_other_handles_a_file_is_written_without_one(tmp_path, monkeypatch):
@@ -137,8 +146,11 @@ def test_where_locks_bind_other_handles_a_file_is_written_without_one(tmp_path, 
 
     monkeypatch.setattr(os, "close", closing)
     monkeypatch.setattr(Path, "open", refuse)
-    write_text(tmp_path / "table.md", "whole")
-    monkeypatch.undo()
+    with replacing(tmp_path / "table.md") as part:
+        part.write_text("whole")
+        monkeypatch.undo()
+        remove_leftovers(tmp_path / "table.md")  # by one who can lock: it is being written all the same
+        assert parts(tmp_path) == [part.name]
     assert (tmp_path / "table.md").read_text() == "whole"
     assert parts(tmp_path) == []
 
@@ -146,7 +158,10 @@ def test_where_locks_bind_other_handles_a_file_is_written_without_one(tmp_path, 
 def test_where_files_change_their_numbers_it_is_written_without_a_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "leads_to", lambda path, handle: False)
     before = lowest_free_handle()
-    write_text(tmp_path / "table.md", "whole")
+    with replacing(tmp_path / "table.md") as part:
+        remove_leftovers(tmp_path / "table.md")
+        assert parts(tmp_path) == [part.name]
+        part.write_text("whole")
     assert (tmp_path / "table.md").read_text() == "whole"
     assert parts(tmp_path) == []
     assert lowest_free_handle() == before

@@ -2,8 +2,8 @@
 
 A file is written beside its place under the name `.NAME.*.part` and then takes it. Whoever writes holds a lock
 (`flock`) on the part, which the kernel releases when its holder dies: an unlocked part is what a killed writer
-left, and the next that writes the same file removes it. Where there are no such locks (some network mounts,
-Windows) a part may be another's: only those of yesterday and before are removed.
+left, and the next that writes the same file removes it. Where such locks are not to be had (some network mounts,
+Windows) a part is called `.NAME.*.unlocked.part`: it may be another's, and is removed when it is a day old.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LONG = 24 * 3600.0  # seconds after which an unfinished file that cannot be locked is taken for a leftover
-_TURNS = 10  # at making a file that is still there when it is locked
+_PART = ".part"
+_UNLOCKED = ".unlocked.part"
+_LONG = 24 * 3600.0  # seconds after which an unfinished file without a lock is taken for a leftover
+_TURNS = 3  # at making a file that is still there when it is locked
 
 
 @contextmanager
@@ -57,14 +59,14 @@ def remove_leftovers(path: Path) -> None:
     """Remove the unfinished files that killed writers of `path` left beside it; those being written now stay."""
     with suppress(OSError):  # tidying never stops a write
         with os.scandir(path.parent) as inside:
-            names = [e.name for e in inside if e.name.startswith(f".{path.name}.") and e.name.endswith(".part")]
+            names = [e.name for e in inside if e.name.startswith(f".{path.name}.") and e.name.endswith(_PART)]
         for name in names:
             with suppress(OSError):  # gone meanwhile, or of somebody whose files are not ours to touch
                 _remove_leftover(path.parent / name)
 
 
 def _remove_leftover(part: Path) -> None:
-    handle = None if fcntl is None else os.open(part, os.O_RDWR)
+    handle = None if fcntl is None or part.name.endswith(_UNLOCKED) else os.open(part, os.O_RDWR)
     try:
         locked = False if handle is None else try_lock(handle)
         if locked or (locked is False and part.stat().st_mtime < time.time() - _LONG):
@@ -145,8 +147,7 @@ def read_json(path: Path, what: str) -> Any:
 def _new_part(path: Path) -> tuple[int | None, Path]:
     """Make an empty file to write `path` in, and the handle that holds its lock: None where it cannot be locked."""
     for _ in range(_TURNS):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        part = Path(name)
+        handle, part = _made(path, _PART)
         try:
             locked = try_lock(handle)
             if locked and leads_to(part, handle) and _others_may_write(part):
@@ -156,12 +157,18 @@ def _new_part(path: Path) -> tuple[int | None, Path]:
             part.unlink(missing_ok=True)
             raise
         os.close(handle)
+        part.unlink(missing_ok=True)
         if locked is False:
-            return None, part
-        part.unlink(missing_ok=True)  # another writer took it for a leftover between its making and its lock
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+            break
+        # Another writer took it for a leftover between its making and its lock; or locks are of no use here.
+    handle, part = _made(path, _UNLOCKED)
     os.close(handle)
-    return None, Path(name)
+    return None, part
+
+
+def _made(path: Path, suffix: str) -> tuple[int, Path]:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=suffix, dir=path.parent)
+    return handle, Path(name)
 
 
 def _others_may_write(part: Path) -> bool:
