@@ -23,8 +23,8 @@ def built_into(net: nn.Module) -> tuple[Any, ...]:
     any attribute. Tensors that are no buffers are compared as objects: no two networks share those.
     """
     found: list[Any] = [repr(net)]
+    known = vars(torch.nn.Module())  # what every module has
     for name, module in net.named_modules():
-        known = vars(torch.nn.Module())
         held = {key: value for key, value in vars(module).items() if key not in known}
         said = sorted((key, str(id(v)) if isinstance(v, torch.Tensor) else repr(v)) for key, v in held.items())
         found.append((name, type(module).__module__, type(module).__qualname__, *said))
