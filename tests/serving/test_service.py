@@ -16,6 +16,8 @@ import pytest
 import torch
 from conftest_serving import Server, pictures, png
 
+pytest.importorskip("fastapi", reason="needs the extra 'serve'")
+
 from stfseb.errors import StfsebError
 from stfseb.likelihoods import GaussianRegression
 from stfseb.serving.app import ServiceLimits, create_app
