@@ -1,11 +1,15 @@
-"""Flip and crop against a loop over images, its draws and its behaviour on a device."""
+"""Flip and crop against a loop over images, distorted copies against turns, their draws, their behaviour on a device."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from scipy.stats import kstest
 
-from stfseb.data.augmentation import flip_and_crop
+from stfseb.data import augmentation
+from stfseb.data.augmentation import distorted, flip_and_crop
 from stfseb.errors import StfsebError
 
 
@@ -87,3 +91,69 @@ def test_captured_in_a_cuda_graph():
     graph.replay()
     assert not torch.equal(out, first)
     assert torch.equal(out.unique(), images.unique())
+
+
+def test_a_quarter_turn_is_torchs_own(monkeypatch):
+    """With the map of a quarter turn and nothing else, a copy is the turned image, pixel by pixel."""
+    images = torch.randint(0, 256, (6, 2, 9, 9), dtype=torch.uint8)
+    turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]).expand(6, 2, 3)
+    monkeypatch.setattr(augmentation, "_affine", lambda count, aspect, generator: turn)
+    monkeypatch.setattr(augmentation, "INVERTED", 0.0)
+    assert torch.equal(distorted(images), images.rot90(1, (2, 3)))
+    monkeypatch.setattr(augmentation, "INVERTED", 1.0)
+    assert torch.equal(distorted(images), 255 - images.rot90(1, (2, 3)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(28, 28), (20, 50)])
+def test_maps_turn_zoom_and_shift_whatever_the_shape(height, width):
+    """In pixels each map is a turn times one factor: its columns are orthogonal and of one length."""
+    maps = augmentation._affine(4000, height / width, torch.Generator().manual_seed(0)).double()
+    half = torch.tensor([width, height]).double() / 2
+    pixels = half[:, None] * maps[:, :, :2] / half
+    products = pixels.mT @ pixels
+    zoom = products[:, 0, 0].sqrt()
+    assert torch.allclose(products, zoom.square()[:, None, None] * torch.eye(2).double(), atol=1e-5)
+    log = zoom.log()
+    assert -0.5 <= log.min() < -0.45
+    assert 0.45 < log.max() <= 0.5
+    angle = torch.atan2(pixels[:, 1, 0], pixels[:, 0, 0])
+    assert kstest(angle.numpy(), "uniform", (-math.pi, 2 * math.pi)).pvalue > 1e-3
+    shift = maps[:, :, 2] * half / torch.tensor([width, height])
+    assert kstest(shift.flatten().numpy(), "uniform", (-0.125, 0.25)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64, torch.bfloat16])
+def test_distorted_copies_keep_type_and_range(dtype, monkeypatch):
+    monkeypatch.setattr(augmentation, "_AT_ONCE", 10 * 75)  # in parts of ten images
+    images = torch.randint(0, 256, (64, 3, 5, 5), dtype=torch.uint8)
+    images = images if dtype == torch.uint8 else ((images.double() - 100) / 50).to(dtype)
+    before = images.clone()
+    copies = distorted(images, 3, seed=4)
+    assert torch.equal(images, before)
+    assert copies.shape == (192, 3, 5, 5)
+    assert copies.dtype == dtype
+    step = 0.02 if dtype == torch.bfloat16 else 1e-5
+    assert copies.double().min() >= images.double().min() - step
+    assert copies.double().max() <= images.double().max() + step
+    assert torch.equal(copies, distorted(images, 3, seed=4))
+    assert not torch.equal(copies, distorted(images, 3, seed=5))
+    assert not torch.equal(copies[:64], copies[64:128])
+    monkeypatch.setattr(augmentation, "_AT_ONCE", 2**25)
+    assert torch.equal(copies, distorted(images, 3, seed=4))
+
+
+def test_one_copy_in_four_is_inverted():
+    """Of all-black images the white copies are the inverted ones: binomial at 5 sigma."""
+    copies = distorted(torch.zeros(4000, 1, 4, 4, dtype=torch.uint8), 2)
+    white = (copies == 255).all(dim=(1, 2, 3))
+    assert torch.equal(white, ~(copies == 0).all(dim=(1, 2, 3)))
+    assert abs(white.sum() - 2000) < 5 * (8000 * 0.25 * 0.75) ** 0.5
+
+
+def test_what_cannot_be_distorted_is_said():
+    with pytest.raises(StfsebError, match=r"images \(N, C, H, W\), not a tensor of shape \(5, 4\)"):
+        distorted(torch.zeros(5, 4))
+    with pytest.raises(StfsebError, match="copies=-1"):
+        distorted(torch.zeros(5, 1, 4, 4), -1)
+    assert distorted(torch.zeros(5, 1, 4, 4), 0).shape == (0, 1, 4, 4)
+    assert distorted(torch.zeros(0, 1, 4, 4), 2).shape == (0, 1, 4, 4)

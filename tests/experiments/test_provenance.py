@@ -30,3 +30,24 @@ def test_an_archive_knows_its_commit(tmp_path):
         check=True,
     )
     assert found.stdout.strip() == str({"version": __version__, "commit": wanted.stdout.strip(), "modified": None})
+
+
+def test_a_change_anywhere_in_the_package_is_said(tmp_path):
+    """A run with edited mathematics must not pass for a run of the commit."""
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    top = Path(__file__).resolve().parents[2]
+    shutil.copytree(top / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *words], check=True)
+    asked = "from stfseb.experiments.machine import code_version; print(code_version()['modified'])"
+
+    def modified():
+        given = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run([sys.executable, "-c", asked], env=given, capture_output=True, text=True, check=True)
+
+    assert modified().stdout.strip() == "False"
+    with (tmp_path / "src" / "stfseb" / "methods" / "st_fs_eb.py").open("a") as file:
+        file.write("# edited\n")
+    assert modified().stdout.strip() == "True"

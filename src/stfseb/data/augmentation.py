@@ -1,6 +1,8 @@
-"""Augmentation of the paper: a random mirror image and a random crop after zero padding, per image and minibatch."""
+"""Augmentation of training images as in the paper (mirror and crop), and distorted copies that widen a context set."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -32,3 +34,50 @@ def flip_and_crop(images: Tensor, padding: int = 4, generator: torch.Generator |
     place = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
     index = place.reshape(count, 1, -1).expand(-1, channels, -1)
     return padded.flatten(2).gather(2, index).view(images.shape)
+
+
+ANGLE, ZOOM, SHIFT, INVERTED = math.pi, 0.5, 0.125, 0.25
+_AT_ONCE = 2**25  # values that are turned at a time, in single precision
+
+
+def distorted(images: Tensor, copies: int = 1, seed: int = 0) -> Tensor:
+    """Return `copies` random distortions of each image (N, C, H, W), all first ones before all second ones.
+
+    Each is turned by any angle, zoomed by a factor of exp(-0.5) to exp(0.5), shifted by up to an eighth of its width
+    and height (what comes into sight is mirrored at the borders), and one in four is inverted: light becomes dark
+    (within 0..255, or within the range of a floating-point set). A function of the images and the seed alone.
+    """
+    if images.ndim != 4:
+        raise StfsebError(f"distorted takes images (N, C, H, W), not a tensor of shape {tuple(images.shape)}")
+    if copies < 0:
+        raise StfsebError(f"copies={copies}: give 0 or more")
+    count, channels, height, width = images.shape
+    if not count * copies:
+        return images[:0]
+    whole = images.dtype == torch.uint8
+    ends = torch.tensor(255.0) if whole else torch.stack(images.aminmax()).float().sum()
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.empty(copies * count, channels, height, width, dtype=images.dtype, device=images.device)
+    rows = max(1, _AT_ONCE // (channels * height * width))
+    for copy in range(copies):
+        turn = _affine(count, height / width, generator).to(images.device)
+        inverted = (torch.rand(count, 1, 1, 1, generator=generator) < INVERTED).to(images.device)
+        for start in range(0, count, rows):
+            part = slice(start, start + rows)
+            pixels = images[part].float()
+            grid = F.affine_grid(turn[part], list(pixels.shape), align_corners=False)
+            pixels = F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
+            pixels = torch.where(inverted[part], ends.to(pixels) - pixels, pixels)
+            pixels = pixels.round().clamp(0, 255) if whole else pixels
+            found[copy * count + start : copy * count + start + len(pixels)] = pixels.to(images.dtype)
+    return found
+
+
+def _affine(count: int, aspect: float, generator: torch.Generator) -> Tensor:
+    """Draw maps from places in a copy to places in its image, (count, 2, 3), both in units of half a side."""
+    angle, zoom, right, down = (2 * torch.rand(4, count, generator=generator) - 1).unbind()
+    scale = torch.exp(ZOOM * zoom)
+    cos, sin = scale * torch.cos(ANGLE * angle), scale * torch.sin(ANGLE * angle)
+    across = torch.stack([cos, -sin * aspect, 2 * SHIFT * right], 1)
+    along = torch.stack([sin / aspect, cos, 2 * SHIFT * down], 1)
+    return torch.stack([across, along], 1)

@@ -198,9 +198,10 @@ def context_tails(
     """
     context = method.context
     if images is None:
-        if context is None or context.images is None:
+        originals = None if context is None else context.originals
+        if originals is None:
             raise StfsebError("this method has no context images of its own: give images")
-        images = context.images
+        images = originals
     images = as_tensor(getattr(images, "images", images), "images")
     values = method.sample_logits(images, samples, seed=seed).double()
     centred = getattr(method, "centred", None)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from stfseb.data.augmentation import distorted
+from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError, unknown
 from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import as_tensor, check_pixels, scaled
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 EXTRACTORS = ("init", "independent", "he")
 TRAIN = "train"  # context points are rows of the minibatch, for data that are streamed
+_KEPT = 2**29  # bytes: the last set with its copies, for the next run of a search or a table
+_LAST: dict[str, Tensor] = {}
 _ROWS = {"cpu": 128}  # images at a time for h: more do not fit a core's caches and take twice as long there
 
 
@@ -68,6 +72,28 @@ def stacked(dataset: Any) -> Tensor:
     if len(shapes) > 1:
         raise StfsebError(f"context images have different shapes, {', '.join(map(str, sorted(shapes)[:3]))}: give one")
     return torch.stack(images)
+
+
+def with_copies(images: Tensor | str, copies: int) -> Tensor:
+    """Return a context set and distorted copies of each of its images."""
+    if isinstance(images, str):
+        raise StfsebError(
+            f"context_copies={copies} with context='{images}': rows of a minibatch cannot be distorted: give "
+            "images, for example stfseb.data.augmentation.distorted(x), or leave it at 0"
+        )
+    if images.ndim != 4:
+        raise StfsebError(
+            f"context_copies={copies}: only images (N, C, H, W) can be distorted and the context has shape "
+            f"{tuple(images.shape)}: leave it at 0"
+        )
+    key = f"{fingerprint(images)}-{copies}"
+    whole = _LAST.get(key)
+    if whole is None:
+        whole = torch.cat([images, distorted(images, copies)])
+        _LAST.clear()
+        if whole.nbytes <= _KEPT:
+            _LAST[key] = whole
+    return whole
 
 
 class ContextStream:
@@ -158,6 +184,7 @@ class Context(nn.Module):
         layer: the layer whose output h is; None for the input of the last Linear.
         normalise: divide h by its root mean square norm.
         seed: of the order and of the masks; drawn from torch's default generator when None.
+        copies: distorted copies of each image that join the set; see `stfseb.data.augmentation.distorted`.
     """
 
     images: Tensor | None
@@ -172,9 +199,13 @@ class Context(nn.Module):
         layer: str | None = None,
         normalise: bool = False,
         seed: int | None = None,
+        copies: int = 0,
     ) -> None:
         super().__init__()
         checked = as_context(context)
+        self.given = 0 if isinstance(checked, str) else len(checked)  # the first images; copies come after them
+        if copies:
+            checked = with_copies(checked, copies)
         self.num_context = num_context
         self.normalise = normalise
         self.layer = layer
@@ -195,6 +226,11 @@ class Context(nn.Module):
             self.stream = ContextStream(len(checked), num_context, self.seed)
             if not self.images_only:
                 self._make_extractor(scaled(checked[:1], next(net.parameters())))
+
+    @property
+    def originals(self) -> Tensor | None:
+        """The images as they were given, without distorted copies."""
+        return None if self.images is None else self.images[: self.given]
 
     def reseed(self, seed: int) -> None:
         """Restart the order of the points and their masks."""

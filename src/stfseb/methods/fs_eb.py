@@ -59,6 +59,7 @@ class FSEBSettings(Settings):
         normalise_features: divide h by its root mean square norm over the context set.
         extractor: where h comes from: "init", "independent" or a callable, shown here by name.
         features: the layer whose output h is (None: the input of the last Linear).
+        context_copies: distorted copies of each context image that join the set; see `STFSEBSettings`.
     """
 
     sigma: float = 1.0
@@ -77,10 +78,12 @@ class FSEBSettings(Settings):
     temperature: float = 1.0
     estimator: str = "reparameterisation"
     vectorise: bool | None = None
+    context_copies: int = 0
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma, tau1=self.tau1, tau2=self.tau2)
         check_count(num_context=self.num_context)
+        check_count(0, context_copies=self.context_copies)
         check_mean_field(self.samples, self.rel_sigma_init, self.temperature, self.estimator)
         if self.variant not in VARIANTS:
             raise unknown("variant", str(self.variant), VARIANTS)
@@ -147,7 +150,15 @@ class FSEB(MeanFieldMethod):
         settings = FSEBSettings(sigma, tau1, tau2, num_context, samples, extractor=named, features=features, **switches)
         super().__init__(net, settings, likelihood, point=settings.variant == "map")
         if context is not None or settings.kappa != 0:
-            self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
+            self.context = Context(
+                net,
+                context,
+                num_context,
+                extractor,
+                features,
+                settings.normalise_features,
+                copies=settings.context_copies,
+            )
 
     @classmethod
     def restore(cls, net: nn.Module, settings: FSEBSettings, likelihood: Likelihood) -> FSEB:

@@ -74,6 +74,7 @@ class GFSVISettings(Settings):
         functional_scale: how often it counts: "epoch" (1/M), "batch" (once per minibatch), or a number of times
             per minibatch; 0 removes it.
         prediction: "network" (weight samples in the network) or "linearised" (in its linearisation at mu).
+        context_copies: distorted copies of each context image that join the set; see `STFSEBSettings`.
     """
 
     kernel: str = "matern52"
@@ -92,11 +93,13 @@ class GFSVISettings(Settings):
     rel_sigma_init: float = 0.1
     estimator: str = "reparameterisation"
     vectorise: bool | None = None
+    context_copies: int = 0
 
     def __post_init__(self) -> None:
         self.kernel_fit  # noqa: B018  (it checks what it is made of)
         check_positive(gamma=self.gamma)
         check_count(num_context=self.num_context)
+        check_count(0, context_copies=self.context_copies)
         check_mean_field(self.samples, self.rel_sigma_init, self.kl_scale, self.estimator)
         check_functional_scale(self.functional_scale)
         if self.linearise not in LINEARISATIONS:
@@ -173,7 +176,7 @@ class GFSVI(MeanFieldMethod):
         self.prior = GPPrior(kernel)
         self.cache = cache
         if context is not None or settings.functional_scale != 0:
-            self.context = Context(net, context, num_context, extractor=None)
+            self.context = Context(net, context, num_context, extractor=None, copies=settings.context_copies)
         self._linearisation: Linearisation | ChainLinearisation | None = None
 
     @classmethod

@@ -45,6 +45,7 @@ class OutlierExposureSettings(Settings):
         num_context: context images in each step.
         samples: Monte Carlo samples (S).
         prior_weight: "rate", "keep" or a number.
+        context_copies: distorted copies of each context image that join the set; see `STFSEBSettings`.
     """
 
     sigma: float = 1.0
@@ -52,10 +53,12 @@ class OutlierExposureSettings(Settings):
     num_context: int = 32
     samples: int = 10
     prior_weight: float | str = "rate"
+    context_copies: int = 0
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma)
         check_count(num_context=self.num_context, samples=self.samples)
+        check_count(0, context_copies=self.context_copies)
         check_prior_weight(self.prior_weight)
         if not (math.isfinite(self.strength) and self.strength >= 0):
             raise StfsebError(f"strength={self.strength}: must be a number of at least 0")
@@ -79,15 +82,16 @@ class OutlierExposure(DropoutMethod):
         samples: int = 10,
         *,
         prior_weight: float | str = "rate",
+        context_copies: int = 0,
         likelihood: Likelihood | None = None,
     ) -> None:
-        settings = OutlierExposureSettings(sigma, strength, num_context, samples, prior_weight)
+        settings = OutlierExposureSettings(sigma, strength, num_context, samples, prior_weight, context_copies)
         super().__init__(net, settings, likelihood)
         if not isinstance(self.likelihood, Categorical):
             raise StfsebError(f"outlier exposure needs classes, but the likelihood is {self.likelihood.name}")
         self.weight_prior = WeightPrior(math.inf, sigma)
         if context is not None or strength != 0:
-            self.context = Context(net, context, num_context, extractor=None)
+            self.context = Context(net, context, num_context, extractor=None, copies=context_copies)
 
     @classmethod
     def restore(cls, net: nn.Module, settings: OutlierExposureSettings, likelihood: Likelihood) -> OutlierExposure:

@@ -119,7 +119,7 @@ def _check_known(method: Method) -> None:
 def _description(method: Method) -> dict[str, Any]:
     spec = spec_of(method.net)
     context = getattr(method, "context", None)
-    images = getattr(context, "images", None)
+    images = getattr(context, "originals", None)
     return {
         "format": FORMAT,
         "stfseb": __version__,

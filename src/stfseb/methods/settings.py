@@ -58,8 +58,8 @@ def check_positive(**values: Any) -> None:
             raise StfsebError(f"{name}={value}: must be a positive number")
 
 
-def check_count(**values: Any) -> None:
-    """Raise for the first value that is not a whole number of at least 1."""
+def check_count(least: int = 1, /, **values: Any) -> None:
+    """Raise for the first value that is not a whole number of at least `least`."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-            raise StfsebError(f"{name}={value}: must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            raise StfsebError(f"{name}={value}: must be a whole number of at least {least}")

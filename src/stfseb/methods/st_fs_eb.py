@@ -74,6 +74,8 @@ class STFSEBSettings(Settings):
         learn: settings that are trained with the weights, starting from the values given here: "dof" (one for
             both priors), or "dof_weights" and "dof_function" apart; "tau" (both taus); "sigma". Their prior's
             term then has its normaliser. Nothing by default; see the page on dof and tau before using it.
+        context_copies: distorted copies of each context image that join the set (turned, zoomed, shifted, some
+            inverted; see `stfseb.data.augmentation.distorted`), against contexts that are too narrow.
     """
 
     dof: float = 5.0
@@ -93,10 +95,12 @@ class STFSEBSettings(Settings):
     features: str | None = None
     prior_mean: float | str | None = None
     learn: tuple[str, ...] = ()
+    context_copies: int = 0
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma, tau1=self.tau1, tau2=self.tau2)
         check_count(num_context=self.num_context, samples=self.samples)
+        check_count(0, context_copies=self.context_copies)
         check_prior_weight(self.prior_weight)
         if self.parametrisation not in PARAMETRISATIONS:
             raise unknown("parametrisation", self.parametrisation, PARAMETRISATIONS)
@@ -207,7 +211,15 @@ class STFSEB(DropoutMethod):
         self.learning = _learning(settings, self.like)
         self.centred = PriorMean(prior_mean)
         if context is not None or settings.functional_scale != 0:
-            self.context = Context(net, context, num_context, extractor, features, settings.normalise_features)
+            self.context = Context(
+                net,
+                context,
+                num_context,
+                extractor,
+                features,
+                settings.normalise_features,
+                copies=settings.context_copies,
+            )
 
     @classmethod
     def restore(cls, net: nn.Module, settings: STFSEBSettings, likelihood: Likelihood) -> STFSEB:

@@ -24,6 +24,8 @@ _CHOSEN: dict[str, list[tuple[str, str, dict[str, float]]]] = {
         ("30-epochs", "chosen by ours, 30 epochs a trial", {"dof": 10.0, "sigma": 10.0, "tau1": 300.0, "tau2": 0.1}),
     ],
 }
+COPIES = 4  # distorted ones of each context image
+_COPIES = {"context_copies": COPIES}
 _LEARNT = (("dof",), ("tau",), ("sigma",), ("dof", "tau", "sigma"))
 
 
@@ -40,12 +42,21 @@ def variants(task: Task) -> list[Variant]:
         Variant("learn-" + "-".join(names), f"learnt {', '.join(names)}", "stfseb", {"learn": list(names)})
         for names in _LEARNT
     ]
+    found.append(Variant("copies", f"context with {COPIES} distorted copies", "stfseb", dict(_COPIES)))
     if task.name in _LEFT_OUT:
         context, label = _LEFT_OUT[task.name]
         found.append(Variant(f"context-{context}", label, "stfseb", context=context))
     found += [
+        Variant("fseb", "FS-EB", "fseb"),
+        Variant("fseb-copies", f"FS-EB, context with {COPIES} distorted copies", "fseb", dict(_COPIES)),
         Variant("mcdropout", "MC Dropout", "mcdropout"),
         Variant("outlierexposure", "MC Dropout + outlier exposure", "outlierexposure"),
+        Variant(
+            "outlierexposure-copies",
+            f"MC Dropout + outlier exposure, {COPIES} distorted copies",
+            "outlierexposure",
+            dict(_COPIES),
+        ),
         Variant("ensemble", "deep ensemble, 5 MAP", "ensemble", {"of": "map", "members": 5}),
     ]
     return found
