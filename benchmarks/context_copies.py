@@ -63,8 +63,8 @@ def measure(data: TaskData, method: str, context: str, seed: int, training: dict
     settings: dict[str, Any] = dict(SETTINGS.get(method, {}))
     if context.endswith("copies"):
         settings["context_copies"] = int(context.split()[0])
-    elif context == "train distorted":
-        data = replace(data, context=replace(data.train, images=distorted(data.train.images, 4), labels=None))
+    elif context == "distorted":
+        data = replace(data, context=replace(data.train, images=distorted(data.train.images), labels=None))
     config = RunConfig(method, seed, settings, training=training, device=default_device())
     trained = make_method(data, config)
     result = fit(trained, data.train, data.validation, seed=seed, progress=False, **protocol_of(data.task, config))
@@ -81,7 +81,7 @@ def main() -> None:
     """Measure, print means over seeds, write all rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--methods", default="stfseb")
-    parser.add_argument("--contexts", default="plain,4 copies,train distorted")
+    parser.add_argument("--contexts", default="plain,4 copies,distorted")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--images", type=int, default=8000)
     parser.add_argument("--test-images", type=int, default=2000)

@@ -28,7 +28,9 @@ TaskArgument = Annotated[str, typer.Argument(help="A task: mini, mnist, fmnist, 
 Epochs = Annotated[int | None, typer.Option(min=1, help="At most this many epochs; by default the task's own.")]
 Out = Annotated[Path, typer.Option(help="Where the folder of results is made.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
-Context = Annotated[str | None, typer.Option(help="Other context images: 'train', or the name of a data set.")]
+Context = Annotated[
+    str | None, typer.Option(help="Other context images: 'train', 'distorted' (copies of them), or a data set.")
+]
 Samples = Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the task's or the model's.")]
 Network = Annotated[
     Path | None, typer.Option(help="The Python file of the model's network, where that is one of your own.")

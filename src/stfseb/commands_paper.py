@@ -21,7 +21,9 @@ def paper(
     methods: Annotated[str | None, typer.Option(help="Methods by commas; by default the table's six.")] = None,
     seeds: Annotated[str, typer.Option(help="How many (10: seeds 0 to 9), or which, by commas (0,3,5).")] = "10",
     epochs: Annotated[int | None, typer.Option(min=1, help="At most this many; by default the task's own.")] = None,
-    context: Annotated[str | None, typer.Option(help="Other context images: 'train', or the name of a set.")] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Other context images: 'train', 'distorted' (copies of them), or a data set.")
+    ] = None,
     retuned: Annotated[bool, typer.Option(help="dof: also with tau2 chosen anew for each dof, by validation.")] = False,
     out: Annotated[Path, typer.Option(help="The folder of results; what is there is not run again.")] = Path("results"),
     executor: Annotated[str, typer.Option(help="Where runs execute: local or dask.")] = "local",

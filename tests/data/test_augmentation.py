@@ -1,4 +1,4 @@
-"""Flip and crop against a loop over images, distorted copies against turns, their draws, their behaviour on a device."""
+"""Flip and crop against a loop, distorted copies against turns; their draws and their behaviour on a device."""
 
 from __future__ import annotations
 

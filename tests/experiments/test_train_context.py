@@ -1,13 +1,18 @@
 """Training images as context: all of them, as they are, in a cycling order, and never looked at without need."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
-from stfseb.data.tasks import with_settings
+from stfseb.data.augmentation import distorted
+from stfseb.data.tasks import load_task, with_settings
 from stfseb.experiments.jobs import make_job, perform
+from stfseb.experiments.paper.carry_out import not_on_disk
 from stfseb.experiments.run import RunConfig, make_method, train_and_evaluate
 from stfseb.experiments.search.trials import search_data
 from stfseb.methods.context import Context
@@ -113,3 +118,30 @@ def test_features_are_computed_as_far_as_steps_have_come(monkeypatch):
 def test_without_the_function_term_a_small_training_set_is_enough(data, name):
     config = RunConfig(name, settings={"functional_scale": 0, "num_context": 10 * len(data.train)})
     assert make_method(data, config).context is None
+
+
+def test_distorted_training_images_serve_as_context(tiny, tmp_path):
+    """Made from the rows that are trained on, by name on the command line or in a task's file."""
+    plain, made = (make_job(tiny, "stfseb", context=context).load() for context in ("train", "distorted"))
+    assert plain.context is None
+    assert torch.equal(made.context.images, distorted(made.train.images))
+    assert "context: distorted copies of the training images" in made.notes
+    method = make_method(made, RunConfig("stfseb", settings={"num_context": 8, "context_copies": 1}))
+    assert torch.equal(method.context.originals, made.context.images)
+    assert len(method.context.images) == 2 * len(made.train)
+    assert not_on_disk(make_job(tiny, "stfseb", context="distorted")) is None
+    again = tmp_path / "again.yaml"
+    for name in ("train.npz", "test.npz"):
+        shutil.copy(Path(tiny).with_name(name), tmp_path)
+    again.write_text(yaml.safe_dump({**yaml.safe_load(Path(tiny).read_text()), "context": "distorted"}))
+    assert torch.equal(load_task(again).load().context.images, made.context.images)
+
+
+def test_held_back_context_images_have_no_copies_in_training(data):
+    """A search holds images back before they are copied."""
+    wide = replace(data, context=replace(data.train, labels=None))
+    material = search_data(wide)
+    method = make_method(material.data, RunConfig("stfseb", settings={"num_context": 8, "context_copies": 2}))
+    kept = material.data.context.images
+    assert len(kept) + len(material.held_back) == len(wide.context)
+    assert torch.equal(method.context.images, torch.cat([kept, distorted(kept, 2)]))

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from stfseb.data.augmentation import distorted
 from stfseb.data.folder import data_folder
-from stfseb.data.sources import NotOnDiskError, Source, parse, read
+from stfseb.data.images import ImageSet
+from stfseb.data.sources import OWN_CONTEXTS, NotOnDiskError, Source, own_context, parse, read
 from stfseb.data.tasks import HeldOut, TaskData
 from stfseb.errors import StfsebError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stfseb.data.images import ImageSet
     from stfseb.data.tasks import Task
 
 
@@ -51,9 +52,13 @@ def load(task: Task, folder: str | Path | None = None, context: str | None = Non
 
     chosen = task.context
     if context is not None:
-        chosen = None if context == "train" else parse(_with_splits(context), "context", where)
+        own = context in OWN_CONTEXTS
+        chosen = own_context(context) if own else parse(_with_splits(context), "context", where)
     pool = None
-    if chosen is not None:
+    if chosen is not None and chosen.kind == "distorted":
+        pool = ImageSet(f"{train.name}-distorted", distorted(train.images))
+        notes.append("context: distorted copies of the training images")
+    elif chosen is not None:
         try:
             pool = bring(chosen, "context", f"{task.name}-context")
         except NotOnDiskError as error:

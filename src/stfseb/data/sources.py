@@ -40,7 +40,7 @@ class NotOnDiskError(StfsebError):
 class Source:
     """One place that images come from; `where` is a set's name or a path."""
 
-    kind: Literal["set", "folder", "array"]
+    kind: Literal["set", "folder", "array", "distorted"]
     where: str
     splits: tuple[str, ...] = ()  # in order of preference
     images: str | None = None  # names inside an .npz
@@ -49,6 +49,16 @@ class Source:
 
     def __str__(self) -> str:
         return f"{self.where} {self.splits[0]}" if self.kind == "set" else self.where
+
+
+# Context that is made of the training images: as they are, or distorted copies of them.
+TRAIN, DISTORTED = "train", "distorted"
+OWN_CONTEXTS = (TRAIN, DISTORTED)
+
+
+def own_context(name: str) -> Source | None:
+    """Return where context that is made of the training images comes from, None: the images as they are."""
+    return None if name == TRAIN else Source("distorted", TRAIN)
 
 
 @dataclass(frozen=True)

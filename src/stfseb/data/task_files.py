@@ -104,7 +104,8 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
     defaults = built_in()["defaults"]
     train = sources.parse(entry["train"], "train", base)
     validation = entry.get("validation", defaults["validation"])
-    context = entry.get("context", defaults["context"])
+    own = entry.get("context", defaults["context"])
+    context = sources.own_context(own) if own in sources.OWN_CONTEXTS else sources.parse(own, "context", base)
     ood = _mapping(entry.get("ood", {}), "ood")
     network, settings = network_entry.parse(entry.get("network", defaults["network"]), defaults["network"], base)
     presets = _mapping(entry["presets"], "presets")
@@ -117,7 +118,7 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
         train=train,
         validation=_held_out(validation) or sources.parse(validation, "validation", base),
         test=sources.parse(entry["test"], "test", base),
-        context=None if context == "train" else sources.parse(context, "context", base),
+        context=context,
         ood={str(key): sources.parse(value, "ood", base) for key, value in ood.items()},
         shifts=_shifts(_mapping(entry["shifts"], "shifts")),
         network=network,

@@ -77,7 +77,7 @@ class Task:
         return Shape(self.in_channels, self.image_size, self.class_names)
 
     def load(self, folder: str | Path | None = None, context: str | None = None) -> TaskData:
-        """Read the images. `context` overrides the task's: "train", or the name of a registered set."""
+        """Read the images. `context` overrides the task's: "train", "distorted" or a registered set."""
         from stfseb.data.loading import load
 
         return load(self, folder, context)

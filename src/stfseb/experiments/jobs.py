@@ -50,7 +50,7 @@ class Job:
     seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)  # complete: the preset is in it
     training: dict[str, Any] = field(default_factory=dict)  # complete
-    context: str | None = None  # None: the task's own; "train"; or the name of a set
+    context: str | None = None  # None: the task's own; "train", "distorted", or the name of a set
     definition: str = ""  # fingerprint of a user's task file: an edited one is another task
 
     @property

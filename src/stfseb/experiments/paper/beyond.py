@@ -43,6 +43,7 @@ def variants(task: Task) -> list[Variant]:
         for names in _LEARNT
     ]
     found.append(Variant("copies", f"context with {COPIES} distorted copies", "stfseb", dict(_COPIES)))
+    found.append(Variant("distorted", "context: distorted training images", "stfseb", context="distorted"))
     if task.name in _LEFT_OUT:
         context, label = _LEFT_OUT[task.name]
         found.append(Variant(f"context-{context}", label, "stfseb", context=context))

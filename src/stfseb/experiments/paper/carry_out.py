@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data import sets
 from stfseb.data.folder import data_folder
+from stfseb.data.sources import OWN_CONTEXTS
 from stfseb.data.tasks import HeldOut, load_task
 from stfseb.experiments.executors import Outcome, run_jobs
 
@@ -94,7 +95,9 @@ def not_on_disk(job: Job, folder: Path | None = None) -> str | None:
     own = task.context
     if job.context is None and own is not None and _absent(own.kind, own.where, own.splits, where):
         return f"{task.title}: context {own} is not on disk, no result{_get(own.where)}, or give --context train"
-    if job.context not in (None, "train") and _absent("set", job.context, tuple(sets.get(job.context).splits), where):
+    if job.context not in (None, *OWN_CONTEXTS) and _absent(
+        "set", job.context, tuple(sets.get(job.context).splits), where
+    ):
         return f"{task.title}: context {job.context} is not on disk, no result{_get(job.context)}"
     return None
 
