@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.ndimage import map_coordinates
 from scipy.stats import kstest
 
 from stfseb.data import augmentation
@@ -96,12 +98,34 @@ def test_captured_in_a_cuda_graph():
 def test_a_quarter_turn_is_torchs_own(monkeypatch):
     """With the map of a quarter turn and nothing else, a copy is the turned image, pixel by pixel."""
     images = torch.randint(0, 256, (6, 2, 9, 9), dtype=torch.uint8)
-    turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]).expand(6, 2, 3)
+    turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]).double().expand(6, 2, 3)
     monkeypatch.setattr(augmentation, "_affine", lambda count, aspect, generator: turn)
     monkeypatch.setattr(augmentation, "INVERTED", 0.0)
     assert torch.equal(distorted(images), images.rot90(1, (2, 3)))
     monkeypatch.setattr(augmentation, "INVERTED", 1.0)
     assert torch.equal(distorted(images), 255 - images.rot90(1, (2, 3)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(20, 33), (9, 9), (1, 6)])
+def test_copies_are_those_of_scipy(height, width):
+    """The same maps in pixels, read between pixels by scipy, its borders mirrored."""
+    images = torch.rand(8, 2, height, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 0.3
+    generator = torch.Generator().manual_seed(5)
+    angle, zoom, right, down = (2 * torch.rand(4, 8, generator=generator).double() - 1).numpy()
+    inverted = torch.rand(8, 1, 1, 1, generator=generator).flatten().numpy() < 0.25
+    assert 0 < inverted.sum() < 8
+    y, x = np.mgrid[:height, :width].astype(float)
+    y, x = y - (height - 1) / 2, x - (width - 1) / 2
+    copies = distorted(images, 1, seed=5).numpy()
+    for n, image in enumerate(images.numpy()):
+        factor, cos, sin = np.exp(0.5 * zoom[n]), np.cos(np.pi * angle[n]), np.sin(np.pi * angle[n])
+        across = factor * (cos * x - sin * y) + 0.125 * width * right[n] + (width - 1) / 2
+        along = factor * (sin * x + cos * y) + 0.125 * height * down[n] + (height - 1) / 2
+        for channel, pixels in enumerate(image):
+            expected = map_coordinates(pixels, [along, across], order=1, mode="reflect")
+            if inverted[n]:
+                expected = images[:, channel].min().item() + images[:, channel].max().item() - expected
+            np.testing.assert_allclose(copies[n, channel], expected, atol=1e-9)
 
 
 @pytest.mark.parametrize(("height", "width"), [(28, 28), (20, 50)])
@@ -138,7 +162,7 @@ def test_distorted_copies_keep_type_and_range(dtype, monkeypatch):
     assert torch.equal(copies, distorted(images, 3, seed=4))
     assert not torch.equal(copies, distorted(images, 3, seed=5))
     assert not torch.equal(copies[:64], copies[64:128])
-    monkeypatch.setattr(augmentation, "_AT_ONCE", 2**25)
+    monkeypatch.setattr(augmentation, "_AT_ONCE", 2**20)
     assert torch.equal(copies, distorted(images, 3, seed=4))
 
 
@@ -153,7 +177,14 @@ def test_one_copy_in_four_is_inverted():
 def test_what_cannot_be_distorted_is_said():
     with pytest.raises(StfsebError, match=r"images \(N, C, H, W\), not a tensor of shape \(5, 4\)"):
         distorted(torch.zeros(5, 4))
-    with pytest.raises(StfsebError, match="copies=-1"):
-        distorted(torch.zeros(5, 1, 4, 4), -1)
+    for copies in (-1, 1.5, True, "2"):
+        with pytest.raises(StfsebError, match=f"copies={copies}: must be a whole number of at least 0"):
+            distorted(torch.zeros(5, 1, 4, 4), copies)
+    with pytest.raises(StfsebError, match=r"images has dtype torch\.int64"):
+        distorted(torch.zeros(5, 1, 4, 4, dtype=torch.int64))
+    with pytest.raises(StfsebError, match="images has NaN or infinite values in 1 rows"):
+        distorted(torch.zeros(5, 1, 4, 4).index_fill(0, torch.tensor(2), math.nan))
+    with pytest.raises(StfsebError, match="each example must have a value"):
+        distorted(torch.zeros(5, 1, 0, 4))
     assert distorted(torch.zeros(5, 1, 4, 4), 0).shape == (0, 1, 4, 4)
     assert distorted(torch.zeros(0, 1, 4, 4), 2).shape == (0, 1, 4, 4)

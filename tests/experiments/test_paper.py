@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stfseb.data.tasks import load_task
+from stfseb.data.tasks import load_task, with_settings
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import make_job
+from stfseb.experiments.paper import beyond, retuning
 from stfseb.experiments.paper import carry_out as carrying
-from stfseb.experiments.paper import retuning
 from stfseb.experiments.paper.plan import ALL, KINDS, METHODS, TASKS, Asked, make_plan
 from stfseb.experiments.paper.quantities import quantity
 
@@ -76,6 +76,17 @@ def test_settings_chosen_otherwise_are_those_of_the_recorded_search(task, varian
     job = make_plan("beyond", ask(task)).jobs[task, variant][0]
     assert job.settings.items() >= chosen.items()
     assert job != make_job(task, "stfseb", 0)
+
+
+@pytest.mark.parametrize(("preset", "key", "copies"), [({}, "copies", 4), ({"context_copies": 4}, "plain-context", 0)])
+def test_beyond_compares_the_preset_with_the_other_width_of_the_context(preset, key, copies):
+    task = load_task("fmnist")
+    presets = {name: {**task.presets.get(name, {}), **preset} for name in ("stfseb", "fseb", "outlierexposure")}
+    found = {v.key: v for v in beyond.variants(with_settings(task, presets={**task.presets, **presets}))}
+    for name, method in ((key, "stfseb"), (f"fseb-{key}", "fseb"), (f"outlierexposure-{key}", "outlierexposure")):
+        assert (found[name].method, found[name].settings) == (method, {"context_copies": copies})
+    assert found["distorted"].context == "distorted"
+    assert sum("copies" in v.label for v in found.values()) == 3
 
 
 def test_sources_of_the_context_stay_apart_whatever_context_is_asked_for():

@@ -37,7 +37,9 @@ def test_a_change_anywhere_in_the_package_is_said(tmp_path):
     if shutil.which("git") is None:
         pytest.skip("no git")
     top = Path(__file__).resolve().parents[2]
-    shutil.copytree(top / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(
+        top / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "_commit.txt")
+    )
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a"]):
         subprocess.run([*git, *words], check=True)
@@ -50,4 +52,8 @@ def test_a_change_anywhere_in_the_package_is_said(tmp_path):
     assert modified().stdout.strip() == "False"
     with (tmp_path / "src" / "stfseb" / "methods" / "st_fs_eb.py").open("a") as file:
         file.write("# edited\n")
+    assert modified().stdout.strip() == "True"
+    subprocess.run([*git, "commit", "-qam", "b"], check=True)
+    assert modified().stdout.strip() == "False"
+    (tmp_path / "src" / "stfseb" / "kernels_of_mine.py").write_text("")
     assert modified().stdout.strip() == "True"

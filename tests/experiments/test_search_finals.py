@@ -151,6 +151,15 @@ def test_names_of_searches_are_what_they_were():
     assert "shortlist" not in make_plan("mini", "map").identity
 
 
+def test_a_search_with_copies_of_the_context_has_a_name_of_its_own():
+    plan = make_plan("cifar10", "stfseb", "extended", training={"epochs": 10})
+    names = {replace(plan, base={**plan.base, "context_copies": n}).name for n in (0, 1, 4)}
+    assert plan.name in names
+    assert len(names) == 3
+    whole = make_plan("cifar10", "stfseb", "extended")
+    assert replace(whole, base={**whole.base, "context_copies": 4}).name.startswith(f"{whole.name}-")
+
+
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.parent.name)
 def test_recorded_searches_are_of_the_plans_of_today(file, tmp_path):
     found = read_search(file)

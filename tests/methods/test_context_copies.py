@@ -12,6 +12,9 @@ from stfseb.errors import StfsebError
 from stfseb.evaluation.tails import context_tails
 from stfseb.methods import context as context_module
 from stfseb.methods.context import Context
+from stfseb.training.batches import ResidentBatches
+from stfseb.training.loop import Protocol
+from stfseb.training.resuming import identity_of
 
 METHODS = (stfseb.STFSEB, stfseb.FSEB, stfseb.GFSVI, stfseb.OutlierExposure)
 
@@ -29,7 +32,7 @@ def images():
 def test_a_cycle_sees_every_image_and_every_copy_once(cls, images):
     method = cls(network(), images, num_context=5, samples=2, context_copies=2)
     assert method.settings.context_copies == 2
-    everything = torch.cat([images, distorted(images, 2)])
+    everything = torch.cat([images, distorted(images, 2, seed=1)])
     assert torch.equal(method.context.images, everything)
     assert torch.equal(method.context.originals, images)
     x = torch.zeros(1, 1, 8, 8)
@@ -51,7 +54,7 @@ def test_features_are_those_of_each_copy(images):
     torch.manual_seed(0)
     net = network()
     wide = stfseb.STFSEB(net, images, num_context=5, context_copies=1)
-    alone = stfseb.STFSEB(net, distorted(images, 1), num_context=5)
+    alone = stfseb.STFSEB(net, distorted(images, 1, seed=1), num_context=5)
     x = torch.zeros(1, 1, 8, 8)
     assert torch.allclose(wide.context.features(x)[20:], alone.context.features(x), atol=1e-6)
 
@@ -88,8 +91,12 @@ def test_copies_are_a_whole_number(cls, copies, images):
 
 def test_the_last_set_is_kept_for_the_next_run_if_it_is_small(images, monkeypatch):
     made = []
-    real = context_module.distorted
-    monkeypatch.setattr(context_module, "distorted", lambda *given: made.append(given[1]) or real(*given))
+    real = context_module.distort_into
+    monkeypatch.setattr(
+        context_module,
+        "distort_into",
+        lambda found, given, seed: made.append(len(found) // len(given)) or real(found, given, seed),
+    )
     monkeypatch.setattr(context_module, "_LAST", {})
     first, second = (Context(network(), images, 5, copies=2).images for _ in range(2))
     assert made == [2]
@@ -103,3 +110,38 @@ def test_the_last_set_is_kept_for_the_next_run_if_it_is_small(images, monkeypatc
     monkeypatch.setattr(context_module, "_KEPT", 100)
     Context(network(), images, 5, copies=1)
     assert context_module._LAST == {}
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_images_that_are_distorted_already_get_other_distortions(copies):
+    """Inverted twice is not inverted: with the same draws no first copy of them would be white."""
+    black = distorted(torch.zeros(2000, 1, 4, 4, dtype=torch.uint8))
+    context = Context(stfseb.SmallCNN(1, 3, 0.5, image_size=4, hidden=8), black, 5, copies=copies)
+    for copy in context.images.split(2000)[1:]:
+        turned_over = copy[:, 0, 0, 0] != black[:, 0, 0, 0]
+        for kind in (black[:, 0, 0, 0] == 0, black[:, 0, 0, 0] == 255):
+            assert 0.15 < turned_over[kind].float().mean() < 0.35
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_contexts_of_other_types_and_such_as_have_a_gradient(dtype, images, tmp_path):
+    given = (images.double() / 255).to(dtype).requires_grad_()
+    method = stfseb.STFSEB(network(), given, num_context=5, samples=2, context_copies=1)
+    assert method.context.images.dtype == dtype
+    assert not method.context.images.requires_grad
+    x, y = torch.rand(8, 1, 8, 8), torch.arange(8) % 3
+    for _ in range(2):
+        method.objective(x, y, 8).total.backward()
+    stfseb.save(method, tmp_path / "model")
+    assert json.loads(next((tmp_path / "model").glob("*.json")).read_text())["context"]["count"] == 20
+
+
+def test_a_checkpoint_goes_by_the_images_that_were_given(images):
+    """Copies follow from them; a last digit that another processor rounds otherwise must not end a run."""
+    x = torch.randint(0, 256, (8, 1, 8, 8), dtype=torch.uint8)
+    batches = ResidentBatches(x, torch.arange(8) % 3, 4, 0, torch.device("cpu"))
+    torch.manual_seed(0)
+    method = stfseb.STFSEB(network(), images, num_context=5, samples=2, context_copies=1)
+    known = identity_of(method, batches, batches, Protocol())
+    assert known["context"] == [fingerprint(images)]
+    assert known["settings"]["context_copies"] == 1

@@ -252,6 +252,22 @@ def test_a_checkpoint_of_another_run_is_refused_in_one_line(case, data, context,
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["stfseb", "fseb", "map", "mfvi"])
+def test_a_checkpoint_from_before_a_setting_was_there_goes_on_at_its_default(name, data, context, tmp_path):
+    file = tmp_path / "run"
+    first = fit(make(name, context), *data, **SETTINGS, checkpoint=file)
+    tensors, state = checkpoint.read(file)
+    for setting in ("context_copies", "learn", "vectorise"):
+        state["identity"]["settings"].pop(setting, None)
+    checkpoint.write(file, tensors, state)
+    assert fit(make(name, context), *data, **SETTINGS, checkpoint=file).best_epoch == first.best_epoch
+    del state["identity"]["settings"]["sigma"]
+    state["identity"]["settings"]["gone"] = 3
+    checkpoint.write(file, tensors, state)
+    with pytest.raises(StfsebError, match="settings gone is 3 there and None here"):
+        fit(make(name, context), *data, **SETTINGS, checkpoint=file)
+
+
 def test_damage_is_told_apart(data, context, tmp_path):
     """A cut file, another byte in a tensor, a file of something else, a newer format."""
     file = tmp_path / "run"

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stfseb.errors import StfsebError
+from stfseb.inputs import check_pixels
 
 
 def flip_and_crop(images: Tensor, padding: int = 4, generator: torch.Generator | None = None) -> Tensor:
@@ -37,7 +38,7 @@ def flip_and_crop(images: Tensor, padding: int = 4, generator: torch.Generator |
 
 
 ANGLE, ZOOM, SHIFT, INVERTED = math.pi, 0.5, 0.125, 0.25
-_AT_ONCE = 2**25  # values that are turned at a time, in single precision
+_AT_ONCE = 2**20  # pixels that are turned at a time: more are no faster and cost memory
 
 
 def distorted(images: Tensor, copies: int = 1, seed: int = 0) -> Tensor:
@@ -45,37 +46,46 @@ def distorted(images: Tensor, copies: int = 1, seed: int = 0) -> Tensor:
 
     Each is turned by any angle, zoomed by a factor of exp(-0.5) to exp(0.5), shifted by up to an eighth of its width
     and height (what comes into sight is mirrored at the borders), and one in four is inverted: light becomes dark
-    (within 0..255, or within the range of a floating-point set). A function of the images and the seed alone.
+    (within 0..255; in a floating-point set within the range of each channel). A function of the images and the seed,
+    computed in double precision, so that it is the same on every processor.
     """
     if images.ndim != 4:
         raise StfsebError(f"distorted takes images (N, C, H, W), not a tensor of shape {tuple(images.shape)}")
-    if copies < 0:
-        raise StfsebError(f"copies={copies}: give 0 or more")
+    if isinstance(copies, bool) or not isinstance(copies, int) or copies < 0:
+        raise StfsebError(f"copies={copies}: must be a whole number of at least 0")
+    found = images.new_empty(copies * len(images), *images.shape[1:])
+    if len(found):
+        distort_into(found, images, seed)
+    return found
+
+
+@torch.no_grad()
+def distort_into(found: Tensor, images: Tensor, seed: int) -> None:
+    """Fill `found` with distortions of images, as many of each as it has room for; see `distorted`."""
+    check_pixels(images, "images")
     count, channels, height, width = images.shape
-    if not count * copies:
-        return images[:0]
     whole = images.dtype == torch.uint8
-    ends = torch.tensor(255.0) if whole else torch.stack(images.aminmax()).float().sum()
+    ends = torch.full((channels, 1, 1), 255.0, dtype=torch.float64, device=images.device)
+    if not whole:
+        ends = (images.amin((0, 2, 3)).double() + images.amax((0, 2, 3)).double()).view(channels, 1, 1)
     generator = torch.Generator().manual_seed(seed)
-    found = torch.empty(copies * count, channels, height, width, dtype=images.dtype, device=images.device)
     rows = max(1, _AT_ONCE // (channels * height * width))
-    for copy in range(copies):
+    for copy in range(len(found) // count):
         turn = _affine(count, height / width, generator).to(images.device)
         inverted = (torch.rand(count, 1, 1, 1, generator=generator) < INVERTED).to(images.device)
         for start in range(0, count, rows):
             part = slice(start, start + rows)
-            pixels = images[part].float()
+            pixels = images[part].double()
             grid = F.affine_grid(turn[part], list(pixels.shape), align_corners=False)
             pixels = F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
-            pixels = torch.where(inverted[part], ends.to(pixels) - pixels, pixels)
+            pixels = torch.where(inverted[part], ends - pixels, pixels)
             pixels = pixels.round().clamp(0, 255) if whole else pixels
             found[copy * count + start : copy * count + start + len(pixels)] = pixels.to(images.dtype)
-    return found
 
 
 def _affine(count: int, aspect: float, generator: torch.Generator) -> Tensor:
     """Draw maps from places in a copy to places in its image, (count, 2, 3), both in units of half a side."""
-    angle, zoom, right, down = (2 * torch.rand(4, count, generator=generator) - 1).unbind()
+    angle, zoom, right, down = (2 * torch.rand(4, count, generator=generator).double() - 1).unbind()
     scale = torch.exp(ZOOM * zoom)
     cos, sin = scale * torch.cos(ANGLE * angle), scale * torch.sin(ANGLE * angle)
     across = torch.stack([cos, -sin * aspect, 2 * SHIFT * right], 1)

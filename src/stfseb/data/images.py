@@ -16,8 +16,10 @@ def fingerprint(*tensors: Tensor) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of shapes, types and bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        array = tensor.detach().cpu().contiguous().numpy()
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        tensor = tensor.detach().cpu().contiguous()
+        half = tensor.dtype == torch.bfloat16  # which numpy does not know
+        array = (tensor.view(torch.int16) if half else tensor).numpy()
+        digest.update(f"{'bfloat16' if half else array.dtype.str}{array.shape}".encode())
         digest.update(array.data)
     return digest.hexdigest()[:16]
 

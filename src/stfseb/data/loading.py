@@ -11,7 +11,7 @@ from stfseb.data.folder import data_folder
 from stfseb.data.images import ImageSet
 from stfseb.data.sources import OWN_CONTEXTS, NotOnDiskError, Source, own_context, parse, read
 from stfseb.data.tasks import HeldOut, TaskData
-from stfseb.errors import StfsebError
+from stfseb.errors import StfsebError, unknown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,4 +79,6 @@ def _with_splits(name: str) -> dict[str, object]:
     """Take a registered set as context from its first split that is on disk."""
     from stfseb.data import sets
 
+    if name not in sets.all_sets():
+        raise unknown("context", name, (*OWN_CONTEXTS, *sets.all_sets()))
     return {"set": name, "split": list(sets.get(name).splits), "fit": True}

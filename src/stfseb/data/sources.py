@@ -48,6 +48,8 @@ class Source:
     fit: bool = False  # bring the images to the task's channels and size
 
     def __str__(self) -> str:
+        if self.kind == "distorted":
+            return f"distorted {self.where}"
         return f"{self.where} {self.splits[0]}" if self.kind == "set" else self.where
 
 
@@ -103,7 +105,7 @@ def _guess(text: str, role: str, base: Path) -> dict[str, str]:
         return {"array": text}
     if (base / Path(text).expanduser()).is_dir():
         return {"folder": text}
-    near = difflib.get_close_matches(text, named, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(text, [*(OWN_CONTEXTS if role == "context" else ()), *named], n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     raise StfsebError(
         f"{role}: '{text}' is neither a registered set{hint} nor a folder in '{base}': "

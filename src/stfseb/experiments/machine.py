@@ -40,7 +40,7 @@ def code_version() -> dict[str, Any]:
     try:
         if (Path(git("rev-parse", "--show-toplevel")) / "src" / "stfseb").is_dir():
             found["commit"] = git("rev-parse", "--short=12", "HEAD")
-            found["modified"] = bool(git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent)))
+            found["modified"] = bool(git("status", "--porcelain", "--untracked-files=normal", "--", str(here.parent)))
     except (OSError, subprocess.SubprocessError):
         pass  # installed from a wheel, or no git: the version alone identifies the code
     return found

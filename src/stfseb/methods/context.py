@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from stfseb.data.augmentation import distorted
+from stfseb.data.augmentation import distort_into
 from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError, unknown
 from stfseb.function_prior import FunctionPrior
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 EXTRACTORS = ("init", "independent", "he")
 TRAIN = "train"  # context points are rows of the minibatch, for data that are streamed
-_KEPT = 2**29  # bytes: the last set with its copies, for the next run of a search or a table
+_COPIES_SEED = 1
+# The last set with its copies, for the next run of a search or a table, up to so many bytes. Runs share the tensor: who
+# writes into a context's images (`take_over`) does it on a copy of the method.
+_KEPT = 2**29
 _LAST: dict[str, Tensor] = {}
 _ROWS = {"cpu": 128}  # images at a time for h: more do not fit a core's caches and take twice as long there
 
@@ -86,13 +89,18 @@ def with_copies(images: Tensor | str, copies: int) -> Tensor:
             f"context_copies={copies}: only images (N, C, H, W) can be distorted and the context has shape "
             f"{tuple(images.shape)}: leave it at 0"
         )
-    key = f"{fingerprint(images)}-{copies}"
-    whole = _LAST.get(key)
-    if whole is None:
-        whole = torch.cat([images, distorted(images, copies)])
-        _LAST.clear()
-        if whole.nbytes <= _KEPT:
-            _LAST[key] = whole
+    images = images.detach()
+    keep = images.device.type == "cpu" and (copies + 1) * images.nbytes <= _KEPT
+    key = f"{fingerprint(images)}-{copies}" if keep else ""
+    if keep and (known := _LAST.get(key)) is not None:
+        return known
+    _LAST.clear()
+    whole = images.new_empty((copies + 1) * len(images), *images.shape[1:])
+    whole[: len(images)] = images
+    # Another seed than that of `distorted`: images that were made by it would get the same distortion twice.
+    distort_into(whole[len(images) :], images, seed=_COPIES_SEED)
+    if keep:
+        _LAST[key] = whole
     return whole
 
 
@@ -230,7 +238,7 @@ class Context(nn.Module):
     @property
     def originals(self) -> Tensor | None:
         """The images as they were given, without distorted copies."""
-        return None if self.images is None else self.images[: self.given]
+        return self.images if self.images is None or self.given == len(self.images) else self.images[: self.given]
 
     def reseed(self, seed: int) -> None:
         """Restart the order of the points and their masks."""

@@ -173,7 +173,7 @@ def beside(plan: Plan, task: str, quantity: Quantity, variant: Variant) -> Print
     context = jobs[0].context if jobs else None
     main = "table2" if quantity.key.startswith("auroc/") else "table1"
     if plan.what in ("readings", "beyond"):
-        own = plan.what == "readings" or variant.key in ("preset", "mcdropout")
+        own = plan.what == "readings" or variant.key in ("preset", "fseb", "mcdropout")
         key = "stfseb" if plan.what == "readings" or variant.key == "preset" else variant.key
         return printed(main, task, quantity.key, key) if own and context is None else None
     table = main if plan.what == "tempered" else plan.what.removesuffix("-retuned")

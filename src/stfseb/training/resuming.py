@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError
+from stfseb.methods.registry import KEYS, method_class
 from stfseb.networks.registry import own_file, spec_of
 from stfseb.training import checkpoint, randomness
 from stfseb.training.batches import Batches, HostBatches, LoaderBatches, ResidentBatches
@@ -69,7 +70,7 @@ class Keeper:
                 theirs = self.found[1]["identity"]
             except KeyError as error:
                 raise StfsebError(f"checkpoint {path} names no run: remove it to start over") from error
-            if difference := _difference(theirs, identity):
+            if difference := _difference(_complete(theirs), identity):
                 raise StfsebError(
                     f"checkpoint {path} is of another run ({difference}): give another file, or remove it to start over"
                 )
@@ -271,7 +272,7 @@ def identity_of(method: Method, batches: Batches, held_out: Batches, protocol: P
         "augment": _name(getattr(batches, "augment", None)),
         "train": _described(batches),
         "validation": _described(held_out),
-        "context": ["train" if c.images is None else _fingerprint(c.images) for c in contexts(method)],
+        "context": ["train" if c.originals is None else _fingerprint(c.originals) for c in contexts(method)],
         "network": [f"{name} {tuple(v.shape)}" for name, v in _tensors(method.state_dict()).items()],
         "initial weights": [_outline(v) for v in [*method.state_dict().values(), *_extractors(method)]],
     }
@@ -318,6 +319,16 @@ def _extractors(method: Method) -> list[Tensor]:
 
 def _name(function: Any) -> str:
     return "" if function is None else str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _complete(identity: dict[str, Any]) -> dict[str, Any]:
+    """Give an identity of an earlier version the settings that it does not know yet, at their defaults."""
+    settings = identity.get("settings")
+    if not isinstance(settings, dict) or identity.get("method") not in KEYS:
+        return identity
+    known = fields(method_class(identity["method"]).settings_type)  # type: ignore[arg-type]
+    defaults = {f.name: f.default for f in known if f.default is not MISSING and f.name not in settings}
+    return {**identity, "settings": {**settings, **json.loads(json.dumps(defaults, default=str))}}
 
 
 def _difference(theirs: Any, ours: Any, path: str = "") -> str:

@@ -25,7 +25,6 @@ _CHOSEN: dict[str, list[tuple[str, str, dict[str, float]]]] = {
     ],
 }
 COPIES = 4  # distorted ones of each context image
-_COPIES = {"context_copies": COPIES}
 _LEARNT = (("dof",), ("tau",), ("sigma",), ("dof", "tau", "sigma"))
 
 
@@ -42,25 +41,28 @@ def variants(task: Task) -> list[Variant]:
         Variant("learn-" + "-".join(names), f"learnt {', '.join(names)}", "stfseb", {"learn": list(names)})
         for names in _LEARNT
     ]
-    found.append(Variant("copies", f"context with {COPIES} distorted copies", "stfseb", dict(_COPIES)))
+    found.append(_other_context(task, "stfseb"))
     found.append(Variant("distorted", "context: distorted training images", "stfseb", context="distorted"))
     if task.name in _LEFT_OUT:
         context, label = _LEFT_OUT[task.name]
         found.append(Variant(f"context-{context}", label, "stfseb", context=context))
     found += [
         Variant("fseb", "FS-EB", "fseb"),
-        Variant("fseb-copies", f"FS-EB, context with {COPIES} distorted copies", "fseb", dict(_COPIES)),
+        _other_context(task, "fseb", "FS-EB, "),
         Variant("mcdropout", "MC Dropout", "mcdropout"),
         Variant("outlierexposure", "MC Dropout + outlier exposure", "outlierexposure"),
-        Variant(
-            "outlierexposure-copies",
-            f"MC Dropout + outlier exposure, {COPIES} distorted copies",
-            "outlierexposure",
-            dict(_COPIES),
-        ),
+        _other_context(task, "outlierexposure", "MC Dropout + outlier exposure, "),
         Variant("ensemble", "deep ensemble, 5 MAP", "ensemble", {"of": "map", "members": 5}),
     ]
     return found
+
+
+def _other_context(task: Task, method: str, label: str = "") -> Variant:
+    """Return a method with distorted copies of the context where its preset has none, and without them where it has."""
+    key = "" if method == "stfseb" else f"{method}-"
+    if task.presets.get(method, {}).get("context_copies"):
+        return Variant(f"{key}plain-context", f"{label}context without copies", method, {"context_copies": 0})
+    return Variant(f"{key}copies", f"{label}context with {COPIES} copies", method, {"context_copies": COPIES})
 
 
 def plan(what: str, asked: Asked) -> Plan:

@@ -63,9 +63,11 @@ class Plan:
         if self.shortlist is not None:
             return f"{self.shortlist.of}-final{self.shortlist.asked}of{self.shortlist.trials}"
         task = load_task(self.task)
-        plain = (self.seed, self.context, self.training) == (0, None, dict(task.training))
+        known = [self.seed, self.context, self.training, AVERAGE]
+        copies = self.base.get("context_copies")  # where there are none the name is as it was before there were any
+        plain = not copies and known[:3] == [0, None, dict(task.training)]
         name = f"{task.name}-{self.method}-{self.space}"
-        return name if plain else f"{name}-{_fingerprint([self.seed, self.context, self.training, AVERAGE])}"
+        return name if plain else f"{name}-{_fingerprint([*known, copies] if copies else known)}"
 
     def job(self, params: dict[str, Any]) -> Job:
         """Return the run of a trial: trained with seed 0 whatever the seed of the draws."""
