@@ -142,6 +142,8 @@ def test_images_own_networks_and_words_for_mistakes():
     assert model.score(images, digits.target[:300]) > 0.5
     with pytest.raises(StfsebError, match="fitted on"):
         model.predict(images[:, :, :4, :4])
+    turned = STFSEBClassifier(epochs=2, samples=2, context="distorted", context_copies=1, random_state=0)
+    assert turned.fit(images, digits.target[:300]).score(images, digits.target[:300]) > 0.2
     X, y = load_iris(return_X_y=True)
     own = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
     before = own[0].weight.clone()
@@ -151,6 +153,8 @@ def test_images_own_networks_and_words_for_mistakes():
     assert made.method_.net.hidden1.out_features == 5
     with pytest.raises(StfsebError, match="noise"):
         STFSEBClassifier(context="nois").fit(X, y)
+    with pytest.raises(StfsebError, match=r"distorted takes images \(N, C, H, W\)"):
+        STFSEBClassifier(context="distorted").fit(X, y)
     with pytest.raises(StfsebError, match="gaussian"):
         MAPRegressor(likelihood="gausian").fit(X, y)
 

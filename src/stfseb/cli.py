@@ -29,7 +29,8 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="At most this many epoch
 Out = Annotated[Path, typer.Option(help="Where the folder of results is made.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Context = Annotated[
-    str | None, typer.Option(help="Other context images: 'train', 'distorted' (copies of them), or a data set.")
+    str | None,
+    typer.Option(help="A data set, 'train' (training images) or 'distorted' (copies of these) as context."),
 ]
 Samples = Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the task's or the model's.")]
 Network = Annotated[
@@ -153,6 +154,8 @@ def train(
     )
     screen = Console()
     screen.print(main_table([record]).to_rich(screen.width))
+    for note in record["notes"]:
+        screen.print(f"note: {note}", style="dim", highlight=False)
     screen.print(f"Model: {run.folder / 'model'}", highlight=False, soft_wrap=True)
     screen.print(f"Record: {run.folder / 'record.json'}", highlight=False, soft_wrap=True)
 

@@ -22,7 +22,8 @@ def paper(
     seeds: Annotated[str, typer.Option(help="How many (10: seeds 0 to 9), or which, by commas (0,3,5).")] = "10",
     epochs: Annotated[int | None, typer.Option(min=1, help="At most this many; by default the task's own.")] = None,
     context: Annotated[
-        str | None, typer.Option(help="Other context images: 'train', 'distorted' (copies of them), or a data set.")
+        str | None,
+        typer.Option(help="A data set, 'train' (training images) or 'distorted' (copies of these) as context."),
     ] = None,
     retuned: Annotated[bool, typer.Option(help="dof: also with tau2 chosen anew for each dof, by validation.")] = False,
     out: Annotated[Path, typer.Option(help="The folder of results; what is there is not run again.")] = Path("results"),

@@ -36,7 +36,8 @@ def search(
     out: Annotated[Path, typer.Option(help="Where the folder of results is made.")] = Path("results"),
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the draws; every trial is trained with seed 0.")] = 0,
     context: Annotated[
-        str | None, typer.Option(help="Other context images: 'train', 'distorted' (copies of them), or a data set.")
+        str | None,
+        typer.Option(help="A data set, 'train' (training images) or 'distorted' (copies of these) as context."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
     prune: Annotated[bool, typer.Option(help="End hopeless trials early.")] = True,

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from stfseb.data.augmentation import distorted
 from stfseb.errors import StfsebError, unknown
 from stfseb.likelihoods import Categorical, GaussianRegression, Likelihood, Regression, StudentTRegression
 from stfseb.methods.registry import KEYS, method_class
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-CONTEXTS = ("noise", "held-back", "train")
+CONTEXTS = ("noise", "held-back", "train", "distorted")
 _CLASSES_ONLY = ("gfsvi", "outlierexposure")
 _FEWEST = 40  # below this many rows none are held back: too few to judge an epoch by
 _COMMON: dict[str, Any] = {
@@ -69,10 +70,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         The network (copied, never changed), or a callable (shape of one row, outputs) -> network. None: an `MLP`
         of `hidden` units with `dropout`, or `SmallCNN` for images.
     hidden, dropout : the default network's layers and dropout rate.
-    context : None, "noise", "held-back", "train" or array
+    context : None, "noise", "held-back", "train", "distorted" or array
         What the function prior looks at, for methods that have one. "noise" (the default): normal rows of twice
         the training rows' standard deviation, or images of pixels drawn from the training images; "held-back":
-        the rows kept for early stopping, without their labels; "train": rows of the minibatch; or rows of your own.
+        the rows kept for early stopping, without their labels; "train": rows of the minibatch; "distorted": the
+        training images turned, zoomed, shifted and some inverted; or rows of your own.
     epochs, batch_size, lr, patience : of `stfseb.fit`.
     validation_fraction : float
         Rows held back for early stopping; of fewer than 40 rows none are.
@@ -148,6 +150,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         points = max(4 * int(self.num_context), 256)
         if context == "held-back":
             return back.repeat(-(-int(self.num_context) // len(back)), *(1,) * (back.ndim - 1))
+        if context == "distorted":
+            return distorted(kept)
         if context != "noise":
             raise unknown("context", context, CONTEXTS)
         if kept.ndim == 2:

@@ -12,6 +12,7 @@ from scipy.stats import kstest
 
 from stfseb.data import augmentation
 from stfseb.data.augmentation import distorted, flip_and_crop
+from stfseb.data.images import ImageSet
 from stfseb.errors import StfsebError
 
 
@@ -186,5 +187,8 @@ def test_what_cannot_be_distorted_is_said():
         distorted(torch.zeros(5, 1, 4, 4).index_fill(0, torch.tensor(2), math.nan))
     with pytest.raises(StfsebError, match="each example must have a value"):
         distorted(torch.zeros(5, 1, 0, 4))
+    pictures = torch.randint(0, 256, (5, 1, 4, 4), dtype=torch.uint8)
+    for same in (pictures.numpy(), ImageSet("own", pictures)):
+        assert torch.equal(distorted(same, 2), distorted(pictures, 2))
     assert distorted(torch.zeros(5, 1, 4, 4), 0).shape == (0, 1, 4, 4)
     assert distorted(torch.zeros(0, 1, 4, 4), 2).shape == (0, 1, 4, 4)

@@ -134,6 +134,10 @@ WRONG = [
     ({"trian": "train"}, r"my_task.yaml: unknown key 'trian': did you mean 'train'\?"),
     ({"train": "trane"}, "train: 'trane' is neither a registered set nor a folder in"),
     ({"train": "fminst"}, r"train: 'fminst' is neither a registered set \(did you mean 'fmnist'\?\)"),
+    (
+        {"context": "distortd"},
+        r"\(did you mean 'distorted'\?\) nor a folder .* give one of these, 'train' or 'distorted', or",
+    ),
     ({"train": {"folder": "gone"}}, "folder '.*gone' does not exist"),
     ({"train": {"folder": "train", "labels": "x"}}, r"unknown key in train \(folder\) 'labels'"),
     ({"train": 3}, "train: 3 is no source of images"),

@@ -145,3 +145,13 @@ def test_a_checkpoint_goes_by_the_images_that_were_given(images):
     known = identity_of(method, batches, batches, Protocol())
     assert known["context"] == [fingerprint(images)]
     assert known["settings"]["context_copies"] == 1
+
+
+def test_copies_that_do_not_fit_end_in_one_line(images):
+    with pytest.raises(StfsebError, match=r"context_copies=1000000000000: \d+\.\d GB of context images do not fit"):
+        Context(network(), images, 5, copies=10**12)
+
+
+def test_a_misspelt_context_is_helped():
+    with pytest.raises(StfsebError, match=r"context='distorted': give images.*augmentation\.distorted\(x\)"):
+        stfseb.STFSEB(network(), "distorted")

@@ -125,6 +125,23 @@ def test_missing_sets_and_unlike_runs_are_said(records, tmp_path):
     assert "2 different versions of the test data" in text
     assert "do not all have the same settings" in text
     assert "different devices (cpu, cuda)" in text
+    assert "do not all have the same context images" not in text
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [({"name": "digits", "count": 70, "fingerprint": "d"}, "digits, 70 images"), (None, "the training images")],
+)
+def test_runs_with_other_context_images_are_told_apart(records, tmp_path, other, named):
+    pair = copy.deepcopy(records[:2])
+    for record in pair:
+        record["settings"] = {"num_context": 32}
+        record["data"]["context"] = {"name": "glyphs", "count": 50, "fingerprint": "g"}
+    pair[1]["data"]["context"] = other
+    _, text = read(write_report(pair, tmp_path, "t"))
+    assert "do not all have the same context images" in text
+    assert "glyphs, 50 images" in text
+    assert named in text
 
 
 def test_bare_records_make_a_page(tmp_path):

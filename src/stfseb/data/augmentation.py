@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stfseb.errors import StfsebError
-from stfseb.inputs import check_pixels
+from stfseb.inputs import as_tensor, check_pixels
 
 
 def flip_and_crop(images: Tensor, padding: int = 4, generator: torch.Generator | None = None) -> Tensor:
@@ -41,21 +42,24 @@ ANGLE, ZOOM, SHIFT, INVERTED = math.pi, 0.5, 0.125, 0.25
 _AT_ONCE = 2**20  # pixels that are turned at a time: more are no faster and cost memory
 
 
-def distorted(images: Tensor, copies: int = 1, seed: int = 0) -> Tensor:
+def distorted(images: Any, copies: int = 1, seed: int = 0) -> Tensor:
     """Return `copies` random distortions of each image (N, C, H, W), all first ones before all second ones.
+
+    Images are a tensor, an array or an image set.
 
     Each is turned by any angle, zoomed by a factor of exp(-0.5) to exp(0.5), shifted by up to an eighth of its width
     and height (what comes into sight is mirrored at the borders), and one in four is inverted: light becomes dark
     (within 0..255; in a floating-point set within the range of each channel). A function of the images and the seed,
     computed in double precision, so that it is the same on every processor.
     """
-    if images.ndim != 4:
-        raise StfsebError(f"distorted takes images (N, C, H, W), not a tensor of shape {tuple(images.shape)}")
+    given = as_tensor(images, "images")
+    if given.ndim != 4:
+        raise StfsebError(f"distorted takes images (N, C, H, W), not a tensor of shape {tuple(given.shape)}")
     if isinstance(copies, bool) or not isinstance(copies, int) or copies < 0:
         raise StfsebError(f"copies={copies}: must be a whole number of at least 0")
-    found = images.new_empty(copies * len(images), *images.shape[1:])
+    found = given.new_empty(copies * len(given), *given.shape[1:])
     if len(found):
-        distort_into(found, images, seed)
+        distort_into(found, given, seed)
     return found
 
 

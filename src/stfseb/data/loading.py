@@ -62,7 +62,7 @@ def load(task: Task, folder: str | Path | None = None, context: str | None = Non
         try:
             pool = bring(chosen, "context", f"{task.name}-context")
         except NotOnDiskError as error:
-            raise StfsebError(f"context {error}; or use the training images, --context train") from None
+            raise StfsebError(f"context {error}; or use the training images, --context train or distorted") from None
     else:
         notes.append("context: the training images themselves")
 

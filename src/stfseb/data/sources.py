@@ -107,9 +107,10 @@ def _guess(text: str, role: str, base: Path) -> dict[str, str]:
         return {"folder": text}
     near = difflib.get_close_matches(text, [*(OWN_CONTEXTS if role == "context" else ()), *named], n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
+    own = f", {' or '.join(map(repr, OWN_CONTEXTS))}" if role == "context" else ""
     raise StfsebError(
         f"{role}: '{text}' is neither a registered set{hint} nor a folder in '{base}': "
-        "give one of these, or an .npz or .npy file"
+        f"give one of these{own}, or an .npz or .npy file"
     )
 
 

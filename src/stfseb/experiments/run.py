@@ -205,7 +205,7 @@ def evaluate_and_record(
         **({"network": network} if (network := own_network(method)) else {}),
         "training": training,
         "data": _described(data),
-        "notes": list(data.notes),
+        "notes": [*data.notes, *_copies(method)],
         "code": code_version(),
         "machine": machine(method.like.device),
         "started": round(started),
@@ -274,6 +274,12 @@ def _seconds_per_epoch(result: FitResult) -> float:
     times = [entry["seconds"] for entry in result.history]
     rest = times[1:] or times
     return float(sum(rest)) / len(rest)
+
+
+def _copies(method: Method) -> list[str]:
+    """Say that a method's context was widened."""
+    copies = 0 if method.context is None else getattr(method.settings, "context_copies", 0)
+    return [f"context: widened, {copies + 1} images for each: itself and {copies} distorted"] if copies else []
 
 
 def _described(data: TaskData) -> dict[str, Any]:

@@ -45,7 +45,10 @@ def as_context(context: Any) -> Tensor | str:
     """Return the context images as a tensor, or "train"."""
     if isinstance(context, str):
         if context != TRAIN:
-            raise StfsebError(f"context='{context}': give images, or 'train' for rows of the minibatch")
+            raise StfsebError(
+                f"context='{context}': give images, 'train' for rows of the minibatch, or distorted training images, "
+                "stfseb.data.augmentation.distorted(x)"
+            )
         return context
     if context is None:
         raise StfsebError("context is missing: give unlabelled images, 'train', or functional_scale=0 to do without")
@@ -95,7 +98,13 @@ def with_copies(images: Tensor | str, copies: int) -> Tensor:
     if keep and (known := _LAST.get(key)) is not None:
         return known
     _LAST.clear()
-    whole = images.new_empty((copies + 1) * len(images), *images.shape[1:])
+    try:
+        whole = images.new_empty((copies + 1) * len(images), *images.shape[1:])
+    except RuntimeError as error:  # torch's own words run over many lines
+        raise StfsebError(
+            f"context_copies={copies}: {(copies + 1) * images.nbytes / 1e9:.1f} GB of context images do not fit into "
+            "memory: give fewer copies"
+        ) from error
     whole[: len(images)] = images
     # Another seed than that of `distorted`: images that were made by it would get the same distortion twice.
     distort_into(whole[len(images) :], images, seed=_COPIES_SEED)

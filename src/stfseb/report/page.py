@@ -338,13 +338,26 @@ def _warnings(records: Sequence[Record]) -> list[str]:
             found.append(f"{group.label}: more than one run with seed {numbers}; each counts in the mean.")
         if len({repr((r.get("settings"), r.get("training"))) for r in group.records}) > 1:
             found.append(f"{group.label}: its runs do not all have the same settings; see Runs below.")
+        if len({_context(r) for r in group.records}) > 1:
+            found.append(f"{group.label}: its runs do not all have the same context images; see Runs below.")
     devices = {str((r.get("machine") or {}).get("device")) for r in records}
     if len(devices) > 1:
         found.append(f"Runs were made on different devices ({', '.join(sorted(devices))}): do not compare their times.")
     return found
 
 
+def _context(record: Record) -> tuple[str, str]:
+    """Return which images a run had as context, in words and as a fingerprint; nothing for methods without context."""
+    if not (record.get("settings") or {}).get("num_context"):
+        return "", ""
+    about = (record.get("data") or {}).get("context")
+    if not about:
+        return "the training images", ""
+    return f"{about.get('name')}, {about.get('count')} images", str(about.get("fingerprint"))
+
+
 def _run(record: Record) -> dict[str, Any]:
+    context = _context(record)[0]
     return {
         "id": str(record.get("id", "")),
         "label": str(record.get("label") or record["method"]),
@@ -353,6 +366,7 @@ def _run(record: Record) -> dict[str, Any]:
         "parts": {
             "Settings": record.get("settings") or {},
             "Training": record.get("training") or {},
+            **({"Context": {"": context}} if context else {}),
             "Code": record.get("code") or {},
             "Machine": record.get("machine") or {},
             "Outcome": {
