@@ -130,7 +130,10 @@ def test_missing_sets_and_unlike_runs_are_said(records, tmp_path):
 
 @pytest.mark.parametrize(
     ("other", "named"),
-    [({"name": "digits", "count": 70, "fingerprint": "d"}, "digits, 70 images"), (None, "the training images")],
+    [
+        ({"name": "digits", "count": 70, "fingerprint": "d"}, "set digits , images 70 , fingerprint d"),
+        (None, "set the training images"),
+    ],
 )
 def test_runs_with_other_context_images_are_told_apart(records, tmp_path, other, named):
     pair = copy.deepcopy(records[:2])
@@ -140,7 +143,7 @@ def test_runs_with_other_context_images_are_told_apart(records, tmp_path, other,
     pair[1]["data"]["context"] = other
     _, text = read(write_report(pair, tmp_path, "t"))
     assert "do not all have the same context images" in text
-    assert "glyphs, 50 images" in text
+    assert "set glyphs , images 50 , fingerprint g" in text
     assert named in text
 
 

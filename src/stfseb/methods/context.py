@@ -244,6 +244,12 @@ class Context(nn.Module):
             if not self.images_only:
                 self._make_extractor(scaled(checked[:1], next(net.parameters())))
 
+    @classmethod
+    def of(cls, net: nn.Module, context: Any, extractor: str | Callable[[Tensor], Tensor], settings: Any) -> Context:
+        """Return the context of a method whose settings say all about it but the images and the extractor."""
+        s = settings
+        return cls(net, context, s.num_context, extractor, s.features, s.normalise_features, copies=s.context_copies)
+
     @property
     def originals(self) -> Tensor | None:
         """The images as they were given, without distorted copies."""

@@ -150,15 +150,7 @@ class FSEB(MeanFieldMethod):
         settings = FSEBSettings(sigma, tau1, tau2, num_context, samples, extractor=named, features=features, **switches)
         super().__init__(net, settings, likelihood, point=settings.variant == "map")
         if context is not None or settings.kappa != 0:
-            self.context = Context(
-                net,
-                context,
-                num_context,
-                extractor,
-                features,
-                settings.normalise_features,
-                copies=settings.context_copies,
-            )
+            self.context = Context.of(net, context, extractor, settings)
 
     @classmethod
     def restore(cls, net: nn.Module, settings: FSEBSettings, likelihood: Likelihood) -> FSEB:

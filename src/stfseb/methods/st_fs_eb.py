@@ -211,15 +211,7 @@ class STFSEB(DropoutMethod):
         self.learning = _learning(settings, self.like)
         self.centred = PriorMean(prior_mean)
         if context is not None or settings.functional_scale != 0:
-            self.context = Context(
-                net,
-                context,
-                num_context,
-                extractor,
-                features,
-                settings.normalise_features,
-                copies=settings.context_copies,
-            )
+            self.context = Context.of(net, context, extractor, settings)
 
     @classmethod
     def restore(cls, net: nn.Module, settings: STFSEBSettings, likelihood: Likelihood) -> STFSEB:

@@ -15,6 +15,7 @@ from stfseb.report.arrange import Arranged, arranged
 from stfseb.report.headline import headline_section
 from stfseb.report.paper import retold
 from stfseb.report.paper_section import paper_section
+from stfseb.report.provenance import data_rows, run_details, setting_in_words, warnings_of
 from stfseb.report.records import SHARED, Record, check, groups, missing_sets, ood_families, shared_device, title_of
 from stfseb.report.search_section import search_section
 from stfseb.report.style import inline_svg, rendered
@@ -150,7 +151,7 @@ def write_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["setting"] = _setting
+    environment.filters["setting"] = setting_in_words
     page = environment.get_template("report.html").render(
         title=title, sections=sections, headline=headline, paper=paper, runs=len(kept), anchors=_anchors(sections),
         searches=searched,
@@ -191,9 +192,9 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
         "plots": [plot for p in PLOTS if (plot := _plot(p, records, slug, files))],
         "galleries": _galleries(records),
         "missing": missing_sets(records),
-        "data": _data(records),
-        "warnings": _warnings(records),
-        "runs": [_run(record) for group in groups(records) for record in group.records],
+        "data": data_rows(records),
+        "warnings": warnings_of(records),
+        "runs": [run_details(record) for group in groups(records) for record in group.records],
         "ood": list(ood_families(records)),
         "bins": next((r["summary"]["bins"] for r in records if (r.get("summary") or {}).get("bins")), 15),
     }
@@ -207,7 +208,7 @@ def _said(records: Sequence[Record]) -> list[str]:
 
 def _conditions(entry: Arranged) -> list[str]:
     """Say how the runs above were trained, where that is not the task's own way."""
-    words = [f"{name.replace('_', ' ')} {_setting(value)}" for name, value in entry.training.items()]
+    words = [f"{name.replace('_', ' ')} {setting_in_words(value)}" for name, value in entry.training.items()]
     words += [f"context {entry.context}"] if entry.context else []
     return [f"Not the task's own training: {', '.join(words)}"] if words else []
 
@@ -307,92 +308,6 @@ def _safe(pictures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         for p in pictures
         if re.fullmatch(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=]+", str(p.get("src", "")))
     ]
-
-
-def _data(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return every distinct split that runs were made from."""
-    seen: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in records:
-        for split, about in (record.get("data") or {}).items():
-            about = about or {}
-            key = (split, str(about.get("fingerprint")))
-            row = {"split": split} | {k: about.get(k) for k in ("name", "count", "fingerprint", "note")}
-            seen.setdefault(key, row | {"note": retold(str(about.get("note") or ""))})
-    return list(seen.values())
-
-
-def _warnings(records: Sequence[Record]) -> list[str]:
-    """Say what makes the runs of a task hard to compare."""
-    found = []
-    splits: dict[str, set[str]] = {}
-    for row in _data(records):
-        splits.setdefault(row["split"], set()).add(str(row["fingerprint"]))
-    for split, prints in splits.items():
-        if len(prints) > 1 and split != "context":
-            found.append(f"Runs were made with {len(prints)} different versions of the {split} data; see Data below.")
-    for group in groups(records):
-        seeds = [r.get("seed", 0) for r in group.records]
-        repeated = sorted({s for s in seeds if seeds.count(s) > 1})
-        if repeated:
-            numbers = ", ".join(map(str, repeated))
-            found.append(f"{group.label}: more than one run with seed {numbers}; each counts in the mean.")
-        if len({repr((r.get("settings"), r.get("training"))) for r in group.records}) > 1:
-            found.append(f"{group.label}: its runs do not all have the same settings; see Runs below.")
-        if len({_context(r) for r in group.records}) > 1:
-            found.append(f"{group.label}: its runs do not all have the same context images; see Runs below.")
-    devices = {str((r.get("machine") or {}).get("device")) for r in records}
-    if len(devices) > 1:
-        found.append(f"Runs were made on different devices ({', '.join(sorted(devices))}): do not compare their times.")
-    return found
-
-
-def _context(record: Record) -> tuple[str, str]:
-    """Return which images a run had as context, in words and as a fingerprint; nothing for methods without context."""
-    if not (record.get("settings") or {}).get("num_context"):
-        return "", ""
-    about = (record.get("data") or {}).get("context")
-    if not about:
-        return "the training images", ""
-    return f"{about.get('name')}, {about.get('count')} images", str(about.get("fingerprint"))
-
-
-def _run(record: Record) -> dict[str, Any]:
-    context = _context(record)[0]
-    return {
-        "id": str(record.get("id", "")),
-        "label": str(record.get("label") or record["method"]),
-        "seed": record.get("seed", 0),
-        "collapsed": bool(record.get("collapsed")),
-        "parts": {
-            "Settings": record.get("settings") or {},
-            "Training": record.get("training") or {},
-            **({"Context": {"": context}} if context else {}),
-            "Code": record.get("code") or {},
-            "Machine": record.get("machine") or {},
-            "Outcome": {
-                "epochs run": len(record.get("history") or []) or None,
-                "best epoch": record.get("best_epoch"),
-                "seconds": record.get("seconds"),
-                "peak memory, MB": record.get("peak_memory_mb"),
-                "runs at a time on the device": record.get("together"),
-            },
-        },
-    }
-
-
-def _setting(value: Any) -> str:
-    """Print a recorded value the way a person would write it."""
-    if value is None:
-        return "not recorded"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_setting(v)}" for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_setting(v) for v in value)
-    return str(value)
 
 
 def _slugs(tasks: Mapping[str, Any]) -> dict[str, str]:
