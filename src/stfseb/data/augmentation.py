@@ -50,7 +50,7 @@ def distorted(images: Any, copies: int = 1, seed: int = 0) -> Tensor:
     Each is turned by any angle, zoomed by a factor of exp(-0.5) to exp(0.5), shifted by up to an eighth of its width
     and height (what comes into sight is mirrored at the borders), and one in four is inverted: light becomes dark
     (within 0..255; in a floating-point set within the range of each channel). A function of the images and the seed,
-    computed in double precision, so that it is the same on every processor.
+    computed in double precision, so that rounding to uint8 hides in which order a processor adds.
     """
     given = as_tensor(images, "images")
     if given.ndim != 4:
