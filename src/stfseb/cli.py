@@ -288,7 +288,7 @@ def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:
         left, equals, value = item.partition("=")
         method, dot, name = left.partition(".")
         if not (equals and dot and method and name):
-            raise StfsebError(f"--set {item}: write METHOD.NAME=VALUE for compare, NAME=VALUE for train")
+            raise StfsebError(f"--set {item}: write METHOD.NAME=VALUE for compare, NAME=VALUE for train and search")
         try:
             read = yaml.safe_load(value)
         except yaml.YAMLError as error:

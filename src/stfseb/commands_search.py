@@ -35,6 +35,10 @@ def search(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the folder of results is made.")] = Path("results"),
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the draws; every trial is trained with seed 0.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting that is not searched, NAME=VALUE (num_context=64); repeatable."),
+    ] = None,
     context: Annotated[
         str | None,
         typer.Option(help="A data set, 'train' (training images) or 'distorted' (copies of these) as context."),
@@ -64,7 +68,7 @@ def search(
         return
     if trials < 1:
         raise StfsebError(f"--trials {trials}: give at least 1")
-    from stfseb.cli import _device
+    from stfseb.cli import _assignments, _device
     from stfseb.experiments.search.plan import make_plan
     from stfseb.experiments.search.progress import SearchProgress
     from stfseb.experiments.search.pruning import Pruning
@@ -72,7 +76,13 @@ def search(
     from stfseb.training.interrupts import Interrupted, stoppable
 
     plan = make_plan(
-        task, method, space, seed=seed, training={} if epochs is None else {"epochs": epochs}, context=context
+        task,
+        method,
+        space,
+        seed=seed,
+        training={} if epochs is None else {"epochs": epochs},
+        context=context,
+        settings=_assignments([f"{method}.{item}" for item in set_ or []]).get(method, {}),
     )
     try:
         with (

@@ -28,17 +28,21 @@ PAPER = {
 }
 # What searches have chosen since stands in place of the paper's dof and the default sigma and tau.
 SEARCHED = {"mnist": "26e84ba3", "fmnist": "37a8b37f-final5of40", "cifar10": "26e84ba3-final5of40"}
+COPIES = {"fmnist": "c70fbbe1-final5of40"}  # the searches with distorted copies of the context, where a method has one
 NOT_YET = {("cifar10", "gfsvi")}  # its search has not been run
 METHODS = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
 
 
 def chosen(name, method):
-    """Return what a recorded search of 40 trials, or the final of one, chose by our rule."""
-    folder = Path(__file__).parents[2] / "results" / "searches" / f"{name}-{method}-extended-{SEARCHED[name]}"
+    """Return what a recorded search of 40 trials, or the final of one, chose by our rule, and its copies."""
+    which = COPIES.get(name, SEARCHED[name]) if method in ("stfseb", "fseb", "gfsvi") else SEARCHED[name]
+    folder = Path(__file__).parents[2] / "results" / "searches" / f"{name}-{method}-extended-{which}"
     found = json.loads((folder / "search.json").read_text())
+    copies = {name: value for name, value in found["plan"]["base"].items() if name == "context_copies"}
+    assert copies == ({"context_copies": 4} if which == COPIES.get(name) else {})
     assert len(found["trials"]) == found["asked"]
     assert found["plan"].get("shortlist", {"trials": found["asked"]})["trials"] == 40
-    return next(t for t in found["trials"] if t["index"] == found["choices"]["ours"]["trial"])["params"]
+    return next(t for t in found["trials"] if t["index"] == found["choices"]["ours"]["trial"])["params"] | copies
 
 
 @pytest.mark.parametrize(("name", "method"), [c for c in product(SEARCHED, METHODS) if c not in NOT_YET])

@@ -66,8 +66,7 @@ def test_dof_column_of_the_preset_is_the_preset():
     ("task", "variant", "search", "rule"),
     [
         ("mnist", "paper-rule", "26e84ba3", "paper"),
-        ("fmnist", "paper-rule", "26e84ba3", "paper"),
-        ("fmnist", "30-epochs", "f0e5fb50", "ours"),
+        ("fmnist", "paper-rule", "c70fbbe1-final5of40", "paper"),
     ],
 )
 def test_settings_chosen_otherwise_are_those_of_the_recorded_search(task, variant, search, rule):
@@ -78,7 +77,7 @@ def test_settings_chosen_otherwise_are_those_of_the_recorded_search(task, varian
     assert job != make_job(task, "stfseb", 0)
 
 
-@pytest.mark.parametrize(("preset", "key", "copies"), [({}, "copies", 4), ({"context_copies": 4}, "plain-context", 0)])
+@pytest.mark.parametrize(("preset", "key", "copies"), [({"context_copies": 0}, "copies", 4), ({"context_copies": 4}, "plain-context", 0)])
 def test_beyond_compares_the_preset_with_the_other_width_of_the_context(preset, key, copies):
     task = load_task("fmnist")
     presets = {name: {**task.presets.get(name, {}), **preset} for name in ("stfseb", "fseb", "outlierexposure")}
@@ -97,6 +96,16 @@ def test_sources_of_the_context_stay_apart_whatever_context_is_asked_for():
         "none": "train",
     }
     assert plan.jobs["fmnist", "none"][0].settings["functional_scale"] == 0
+    # Copies are the auxiliary set's: the paper's other source is the training images as they are.
+    widened = [v for v in ("auxiliary", "train", "none") if "context_copies" in plan.jobs["fmnist", v][0].settings]
+    assert widened == ["auxiliary"]
+
+
+def test_no_copies_are_one_run_however_they_are_written():
+    job = make_job("fmnist", "stfseb", 0, settings={"context_copies": 0})
+    assert "context_copies" not in job.settings
+    assert job != make_job("fmnist", "stfseb", 0)
+    assert make_job("mnist", "stfseb", 0, settings={"context_copies": 0}) == make_job("mnist", "stfseb", 0)
 
 
 def test_parts_go_with_the_tasks_that_have_them():

@@ -156,8 +156,33 @@ def test_a_search_with_copies_of_the_context_has_a_name_of_its_own():
     names = {replace(plan, base={**plan.base, "context_copies": n}).name for n in (0, 1, 4)}
     assert plan.name in names
     assert len(names) == 3
+    four = make_plan("cifar10", "stfseb", "extended", training={"epochs": 10}, settings={"context_copies": 4})
+    assert four.name in names - {plan.name}
     whole = make_plan("cifar10", "stfseb", "extended")
     assert replace(whole, base={**whole.base, "context_copies": 4}).name.startswith(f"{whole.name}-")
+
+
+def test_settings_that_are_not_searched_may_be_given_and_are_part_of_the_name():
+    plain = make_plan("mini", "stfseb")
+    same = [make_plan("mini", "stfseb", settings=s) for s in ({}, {"num_context": 32.0}, {"context_copies": 0})]
+    assert [(one.name, one.base) for one in same] == [(plain.name, plain.base)] * 3
+    other = {make_plan("mini", "stfseb", settings={"num_context": n}).name for n in (64, 128)}
+    assert len(other | {plain.name}) == 3
+    assert make_plan("mini", "stfseb", settings={"num_context": 64}).job({"tau2": 1.0}).settings["num_context"] == 64
+    # Where the preset has copies a search without them is the search of before there were any.
+    assert make_plan("fmnist", "fseb", "extended", settings={"context_copies": 0}).name == "fmnist-fseb-extended"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sigma": 3.0}, "sigma is searched here (1e-06, 1e-05, 0.0001, 0.001, 0.01, 0.1, 1, 10): leave it out"),
+        ({"contexts": 3}, "unknown setting 'contexts'"),
+    ],
+)
+def test_settings_that_a_search_cannot_have(settings, message):
+    with pytest.raises(StfsebError, match=re.escape(message)):
+        make_plan("mini", "stfseb", settings=settings)
 
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.parent.name)
@@ -166,6 +191,8 @@ def test_recorded_searches_are_of_the_plans_of_today(file, tmp_path):
     said = found["plan"]
     length = {"epochs": said["training"]["epochs"]}
     options = {"seed": said["seed"], "training": length, "context": said["context"]}
+    if "num_context" in said["base"]:
+        options["settings"] = {"context_copies": said["base"].get("context_copies", 0)}
     plan = make_plan(said["task"], said["method"], said["space"], **options)
     today = dict(plan.identity)
     if "temperature" not in said:  # of single samples: what it was measured with is not what trials are compared by now
@@ -448,7 +475,7 @@ def test_finalists_that_cannot_be(made, plan, tmp_path, finalists, message):
 
 def recorded_final(order=(3, 1, 0, 2, 5, 4), lost=()):
     """Return a final of six finalists that end in this order, made of a recorded search."""
-    first = json.loads((ROOT / "results/searches/fmnist-stfseb-extended-26e84ba3/search.json").read_text())
+    first = json.loads((ROOT / "results/searches/fmnist-stfseb-extended-c70fbbe1/search.json").read_text())
     plan = make_plan("fmnist", "stfseb", "extended", training={"epochs": 10})
     final = final_plan(plan, first["trials"], 40, 6)
     trials = []
@@ -492,7 +519,10 @@ def test_tables_and_words_tell_a_final_from_a_search():
     assert search_in_words(found)[0] == "6 finalists finished (6 complete), 6 s of training."
     grid = search_grid([found, first])
     assert [row[0].text for row in grid.cells] == ["40", "40", "6", "6"]  # the final below its search
-    assert grid.cells[2][0].below == ("finalists of 40", "extended grid", "100 epochs")
+    assert grid.cells[2][0].below == ("finalists of 40", "extended grid", "100 epochs", "4 context copies")
+    plain = json.loads((ROOT / "results/searches/fmnist-stfseb-extended-37a8b37f/search.json").read_text())
+    assert search_command(plain) == f"{command} --set context_copies=0"
+    assert search_grid([plain]).cells[0][0].below == ("extended grid", "10 epochs")
     trials = found["plan"]["shortlist"]["finalists"]
     assert grid.cells[2][1].text == f"finalist 3 (trial {trials[3]['trial']})"
 

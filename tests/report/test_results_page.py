@@ -267,6 +267,20 @@ def test_additions_are_set_against_the_preset_seed_by_seed():
     assert not any("Two common seeds" in note for note in grid.notes)
 
 
+def test_additions_of_which_nothing_was_run_are_left_out_and_named(tmp_path):
+    plan = make_plan("beyond", asked("cifar10", seeds=(0, 1, 2)))
+    run = ("preset", "learn-dof", "mcdropout")
+    write_runs(tmp_path / "results", [job for key in run for job in plan.jobs["cifar10", key]])
+    page = results_page(tmp_path / "results")
+    grid = page.tables["beyond-cifar10"]
+    assert [stub[0] for stub in grid.rows] == ["ST-FS-EB", "learnt dof", "MC Dropout"]
+    (note,) = [note for note in grid.notes if note.startswith("Not run yet: ")]
+    assert note.removeprefix("Not run yet: ").rstrip(".").split("; ") == [
+        variant.label for variant in plan.variants if variant.key not in run
+    ]
+    assert "Not run yet: " in page.blocks["beyond"]
+
+
 def test_two_seeds_have_neither_interval_nor_mark(page, results):
     grid = page.tables["beyond-cifar10-differences"]
     found = {path.parent.name: json.loads(path.read_text()) for path in results.rglob("record.json")}

@@ -23,7 +23,7 @@ from stfseb.report.search import search_figure, search_in_words, search_table
 from stfseb.report.searches import search_grid, trials_in_words
 
 ROOT = Path(__file__).resolve().parents[2]
-STUDIES = ("fmnist-gfsvi-extended-26e84ba3", "fmnist-stfseb-extended-f0e5fb50", "mnist-map-extended-26e84ba3")
+STUDIES = ("fmnist-gfsvi-extended-37a8b37f", "fmnist-stfseb-extended-f0e5fb50", "mnist-map-extended-26e84ba3")
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,10 @@ class Settings:
         for name in given:
             if name not in kinds:
                 raise unknown("setting", name, kinds)
-        return {name: _plain(value, kinds[name]) for name, value in given.items()}
+        found = {name: _plain(value, kinds[name]) for name, value in given.items()}
+        if found.get("context_copies") == 0:
+            del found["context_copies"]  # as runs have it from before there were copies
+        return found
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Any:

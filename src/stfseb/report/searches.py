@@ -84,7 +84,9 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
     repeated = (f"{different} different",) if different < len(found["trials"]) else ()
     listed = found["plan"].get("shortlist")
     final = () if listed is None else (f"finalist{'s' * (len(found['trials']) != 1)} of {listed['trials']}",)
-    below = (*final, *repeated, f"{space} grid", epochs_of(found))
+    copies = found["plan"]["base"].get("context_copies")
+    widened = (f"{copies} context {'copy' if copies == 1 else 'copies'}",) if copies else ()
+    below = (*final, *repeated, f"{space} grid", epochs_of(found), *widened)
     count = Cell(str(len(found["trials"])), len(found["trials"]), below=below)
     trial = next((t for t in found["trials"] if t["index"] == choice["trial"]), None)
     if trial is None:
@@ -159,4 +161,8 @@ def search_command(found: Mapping[str, Any]) -> str:
         words += ["--epochs", str(length)]
     words += [] if listed is None else ["--finalists", str(listed["asked"])]
     words += ["--seed", str(plan["seed"])] if plan["seed"] else []
+    if plan["task"] in task_names():  # of a task of one's own the file is not known
+        preset = {"context_copies": 0, **load_task(plan["task"]).presets.get(plan["method"], {})}
+        base = {"context_copies": 0, **plan["base"]}
+        words += [w for k, v in base.items() if preset.get(k) != v for w in ("--set", f"{k}={v}")]
     return " ".join([*words, *(["--context", plan["context"]] if plan["context"] else [])])

@@ -28,7 +28,7 @@ _NOTES = {
     "context-source": (
         (
             "Auxiliary: the task's context set, which is a kind of outlier exposure. Train: the training images, "
-            "not augmented. None: the function term is left out. Dof, sigma and tau are the preset's, which is for the "
+            "as they are. None: the function term is left out. Dof, sigma and tau are the preset's, which is for the "
             "auxiliary set."
         ),
     ),
@@ -43,9 +43,9 @@ def variants(what: str) -> list[Variant]:
         return [Variant(str(n), f"{n} points", "stfseb", {"num_context": n}) for n in NUMBERS]
     return [
         Variant("auxiliary", "auxiliary", "stfseb"),
-        Variant("train", "train", "stfseb", context="train"),
+        Variant("train", "train", "stfseb", {"context_copies": 0}, context="train"),
         # The images are not used; "train" is there on every machine.
-        Variant("none", "none", "stfseb", {"functional_scale": 0}, context="train"),
+        Variant("none", "none", "stfseb", {"functional_scale": 0, "context_copies": 0}, context="train"),
     ]
 
 

@@ -33,7 +33,7 @@ class Plan:
     method: str
     space: str
     seed: int
-    base: dict[str, Any]  # settings that are not searched: the task's preset
+    base: dict[str, Any]  # settings that are not searched: the task's preset, and what was given over it
     training: dict[str, Any]  # complete
     context: str | None = None
     shortlist: Shortlist | None = None  # of a final: the trials of another study that are tried in place of draws
@@ -65,9 +65,12 @@ class Plan:
         task = load_task(self.task)
         known = [self.seed, self.context, self.training, AVERAGE]
         copies = self.base.get("context_copies")  # where there are none the name is as it was before there were any
-        plain = not copies and known[:3] == [0, None, dict(task.training)]
+        preset = make_job(self.task, self.method).settings
+        changed = {k: v for k, v in self.base.items() if k != "context_copies" and preset.get(k) != v}
+        more = [*([copies] if copies else []), *([changed] if changed else [])]
+        plain = not more and known[:3] == [0, None, dict(task.training)]
         name = f"{task.name}-{self.method}-{self.space}"
-        return name if plain else f"{name}-{_fingerprint([*known, copies] if copies else known)}"
+        return name if plain else f"{name}-{_fingerprint([*known, *more])}"
 
     def job(self, params: dict[str, Any]) -> Job:
         """Return the run of a trial: trained with seed 0 whatever the seed of the draws."""
@@ -98,13 +101,18 @@ def make_plan(
     seed: int = 0,
     training: dict[str, Any] | None = None,
     context: str | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> Plan:
-    """Return the plan of a search; settings outside the space are those of the task's preset."""
+    """Return the plan of a search; settings outside the space are these, and else those of the task's preset."""
     key = key_of(method)
     if key == "ensemble":
         raise StfsebError("an ensemble has no settings of its own to search: search its members' method, --method map")
     choices = search_space(key, space)
-    job = make_job(task, key, training=training, context=context)
+    for name in settings or {}:
+        if name in choices:
+            tried = ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in choices[name])
+            raise StfsebError(f"{name} is searched here ({tried}): leave it out, or give a setting that is not")
+    job = make_job(task, key, settings=settings, training=training, context=context)
     base = {name: value for name, value in job.settings.items() if name not in choices}
     return Plan(task, key, space, seed, base, job.training, context)
 
