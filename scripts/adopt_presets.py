@@ -64,6 +64,13 @@ def adopt(studies: list[Path], file: Path | None = None) -> list[str]:
     for study in studies:
         search = read_search(study)
         settings, plan = chosen(search), search["plan"]
+        presets = (yaml.safe_load(text)["tasks"].get(plan["task"]) or {}).get("presets") or {}
+        had, has = (one.get("context_copies", 0) for one in (plan.get("base", {}), presets.get(plan["method"]) or {}))
+        if had != has:
+            raise StfsebError(
+                f"{search['study']} had context_copies: {had}, the preset of '{plan['method']}' in '{plan['task']}' "
+                f"has {has}: make them equal in tasks.yaml, then again"
+            )
         text = with_preset(text, plan["task"], plan["method"], settings)
         said.append(f"{plan['task']}, {plan['method']}: {settings} ({search['study']})")
     write_text(path, text)

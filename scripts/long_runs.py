@@ -76,7 +76,7 @@ def read_lines(text: str) -> list[Line]:
 
 def studies_of(lines: list[tuple[str, ...]], task: str) -> list[str]:
     """Return the names of the studies that the searches of a task choose in: their finals, where they have some."""
-    from stfseb.experiments.search.plan import make_plan
+    from stfseb.commands_search import plan_of
 
     command: Any = typer.main.get_command(app)
     found: dict[str, str] = {}
@@ -85,9 +85,8 @@ def studies_of(lines: list[tuple[str, ...]], task: str) -> list[str]:
             continue
         given = command.commands["search"].make_context("search", list(words[1:])).params
         if given["task"] == task:
-            training = {} if given["epochs"] is None else {"epochs": given["epochs"]}
-            how = {"seed": given["seed"], "training": training, "context": given["context"]}
-            name = make_plan(task, given["method"], given["space"], **how).name
+            options = ("method", "space", "seed", "epochs", "context", "set_")
+            name = plan_of(task, **{option: given[option] for option in options}).name
             last = f"-final{given['finalists']}of{given['trials']}" if given["finalists"] else ""
             found[given["method"]] = name + last
     return list(found.values())

@@ -14,6 +14,8 @@ _GO_ON = "what is finished is kept; the same command goes on from there"
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from stfseb.experiments.search.plan import Plan
+
 
 def search(
     task: Annotated[
@@ -68,22 +70,13 @@ def search(
         return
     if trials < 1:
         raise StfsebError(f"--trials {trials}: give at least 1")
-    from stfseb.cli import _assignments, _device
-    from stfseb.experiments.search.plan import make_plan
+    from stfseb.cli import _device
     from stfseb.experiments.search.progress import SearchProgress
     from stfseb.experiments.search.pruning import Pruning
     from stfseb.experiments.search.worker import search as run_search
     from stfseb.training.interrupts import Interrupted, stoppable
 
-    plan = make_plan(
-        task,
-        method,
-        space,
-        seed=seed,
-        training={} if epochs is None else {"epochs": epochs},
-        context=context,
-        settings=_assignments([f"{method}.{item}" for item in set_ or []]).get(method, {}),
-    )
+    plan = plan_of(task, method, space, seed=seed, epochs=epochs, context=context, set_=set_)
     try:
         with (
             stoppable(lambda: "between trials", _GO_ON),
@@ -108,6 +101,18 @@ def search(
     if found["study"] != plan.name:
         first = read_search(out / "searches" / plan.name)
         _print_files(screen, first, out, f"The {trials} trials that the finalists are from, in")
+
+
+def plan_of(
+    task: str, method: str, space: str, *, seed: int, epochs: int | None, context: str | None, set_: list[str] | None
+) -> Plan:
+    """Return the plan of a search by the command's own options."""
+    from stfseb.cli import _assignments
+    from stfseb.experiments.search.plan import make_plan
+
+    training = {} if epochs is None else {"epochs": epochs}
+    settings = _assignments([f"{method}.{item}" for item in set_ or []]).get(method, {})
+    return make_plan(task, method, space, seed=seed, training=training, context=context, settings=settings)
 
 
 def _print_files(screen: Console, found: dict[str, Any], out: Path, where: str) -> None:

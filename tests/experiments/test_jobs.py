@@ -121,6 +121,8 @@ def test_settings_in_normal_form_are_left_as_they_are():
                 continue
             laid = {**load_task(task).presets.get(job.method, {}), **variants[key].settings}
             written = {k: "inf" if v == math.inf else v for k, v in laid.items()}
+            if written.get("context_copies") == 0:  # no run from before there were copies has such an entry
+                del written["context_copies"]
             assert json.dumps(job.settings, sort_keys=True) == json.dumps(written, sort_keys=True)
             count += 1
     assert count > 200

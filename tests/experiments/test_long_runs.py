@@ -24,6 +24,7 @@ from stfseb.experiments.paper.plan import Asked, make_plan
 from stfseb.experiments.search.plan import make_plan as search_plan
 
 TASKS = ROOT / "src" / "stfseb" / "data" / "tasks.yaml"
+PRESETS = {name: task.get("presets", {}) for name, task in built_in()["tasks"].items()}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def write_search(folder, task, method, params, *, asked=2, trials=2, chosen=1):
     """A search whose rule chose its trial 1; return its folder."""
     rows = [{"index": k, "params": params if k == 1 else {"sigma": 9.0}} for k in range(trials)]
     choices = {"ours": {"trial": chosen, "why": "no trial was trained to its end"}}
-    plan, name = {"task": task, "method": method}, f"{task}-{method}-extended"
+    base = {k: v for k, v in PRESETS.get(task, {}).get(method, {}).items() if k == "context_copies"}
+    plan, name = {"task": task, "method": method, "base": base}, f"{task}-{method}-extended"
     found = {"format": 1, "study": name, "asked": asked, "plan": plan, "choices": choices, "trials": rows}
     (folder / name).mkdir(parents=True)
     (folder / name / "search.json").write_text(json.dumps(found))
@@ -63,7 +65,7 @@ def test_a_preset_is_put_in_its_line_and_nothing_else_changes(adopting, tmp_path
     assert [old.split(":")[0].strip() for old, _ in changed] == ["gfsvi", "map"]
     expected = built_in()
     presets = {**expected["tasks"]["fmnist"]["presets"], "map": {"sigma": 0.7}}
-    presets["gfsvi"] = {"kernel": "rbf", "a_eps": 0.25, "gamma": 1e-9}
+    presets["gfsvi"] = {"kernel": "rbf", "a_eps": 0.25, "gamma": 1e-9, "context_copies": 4}  # not searched: as it was
     tasks = {**expected["tasks"], "fmnist": {**expected["tasks"]["fmnist"], "presets": presets}}
     assert yaml.safe_load((tmp_path / "tasks.yaml").read_text()) == {**expected, "tasks": tasks}
 
@@ -101,6 +103,25 @@ def test_what_cannot_be_taken_over_is_said_and_nothing_is_written(adopting, tmp_
     with pytest.raises(StfsebError, match=message):
         adopting.adopt(studies, file=tmp_path / "tasks.yaml")
     assert (tmp_path / "tasks.yaml").read_text() == TASKS.read_text()
+
+
+@pytest.mark.parametrize(("study", "had", "has"), [("37a8b37f", 0, 4), ("c70fbbe1", 4, 0)])
+def test_a_search_with_other_copies_of_the_context_than_the_preset_is_not_taken_over(
+    adopting, tmp_path, study, had, has
+):
+    text = TASKS.read_text() if has else TASKS.read_text().replace(", context_copies: 4", "")
+    (tmp_path / "tasks.yaml").write_text(text)
+    name = f"fmnist-stfseb-extended-{study}"
+    message = f"{name} had context_copies: {had}, the preset of 'stfseb' in 'fmnist' has {has}: make them equal"
+    with pytest.raises(StfsebError, match=message):
+        adopting.adopt([ROOT / "results" / "searches" / name], file=tmp_path / "tasks.yaml")
+    assert (tmp_path / "tasks.yaml").read_text() == text
+
+
+def test_searches_of_a_list_are_known_by_the_settings_that_they_are_given(long_runs):
+    words = ("search", "fmnist", "--space", "extended", "--epochs", "10")
+    for more, name in (((), "c70fbbe1"), (("--set", "context_copies=0"), "37a8b37f")):
+        assert long_runs.studies_of([(*words, *more)], "fmnist") == [f"fmnist-stfseb-extended-{name}"]
 
 
 def test_the_lists_of_the_repository_are_commands_that_exist(long_runs):

@@ -77,14 +77,16 @@ def test_settings_chosen_otherwise_are_those_of_the_recorded_search(task, varian
     assert job != make_job(task, "stfseb", 0)
 
 
-@pytest.mark.parametrize(("preset", "key", "copies"), [({"context_copies": 0}, "copies", 4), ({"context_copies": 4}, "plain-context", 0)])
+@pytest.mark.parametrize(
+    ("preset", "key", "copies"), [({"context_copies": 0}, "copies", 4), ({"context_copies": 4}, "plain-context", 0)]
+)
 def test_beyond_compares_the_preset_with_the_other_width_of_the_context(preset, key, copies):
     task = load_task("fmnist")
     presets = {name: {**task.presets.get(name, {}), **preset} for name in ("stfseb", "fseb", "outlierexposure")}
     found = {v.key: v for v in beyond.variants(with_settings(task, presets={**task.presets, **presets}))}
     for name, method in ((key, "stfseb"), (f"fseb-{key}", "fseb"), (f"outlierexposure-{key}", "outlierexposure")):
         assert (found[name].method, found[name].settings) == (method, {"context_copies": copies})
-    assert found["distorted"].context == "distorted"
+    assert (found["distorted"].context, found["distorted"].settings) == ("distorted", {"context_copies": 0})
     assert sum("copies" in v.label for v in found.values()) == 3
 
 

@@ -93,8 +93,8 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
             grids = [g for g in paper_grids(plan, found) if not g.empty]
             for grid in grids:
                 only = [t for t in plan.tasks if grid.name == f"{what}-{t}"] if plan.variants_down else []
-                shown = _rows_with_runs(grid) if plan.variants_down else grid
-                parts.append(_table(made, shown, found, commands_of(plan, found, only)))
+                kept = _rows_with_runs(grid) if plan.variants_down else grid
+                parts.append(_table(made, kept, found, commands_of(plan, found, only)))
                 if what == "beyond" and (beside := variant_differences(plan, found, only[0])) is not None:
                     parts.append(_table(made, beside, found, ""))
         blocks[what] = "\n".join(parts)

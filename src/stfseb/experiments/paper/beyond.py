@@ -40,7 +40,9 @@ def variants(task: Task) -> list[Variant]:
         for names in _LEARNT
     ]
     found.append(_other_context(task, "stfseb"))
-    found.append(Variant("distorted", "context: distorted training images", "stfseb", context="distorted"))
+    found.append(
+        Variant("distorted", "context: distorted training images", "stfseb", {"context_copies": 0}, context="distorted")
+    )
     if task.name in _LEFT_OUT:
         context, label = _LEFT_OUT[task.name]
         found.append(Variant(f"context-{context}", label, "stfseb", context=context))
