@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("stfseb")
 
 _WARM_UP = 3
+_COMPILATIONS = 1024  # of one function, in a process that may train hundreds of runs
 _WORTH_COMPILING = 20_000  # steps: below, the half minute of compilation is not earned back
 
 
@@ -201,9 +202,11 @@ class CapturedEngine:
             import torch._inductor.config as inductor
 
             inductor.fallback_random = True  # what a method draws inside is drawn by torch's own kernels
-            # Every run of a population compiles for its own weights; the default of 8 would leave later ones eager.
-            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-            step.forward = torch.compile(step.forward, dynamic=False)
+            # Every run of a process compiles its update for its own weights; the defaults of 8 for a function, 256 in
+            # all would leave later ones eager.
+            for limit in ("recompile_limit", "accumulated_recompile_limit"):
+                setattr(torch._dynamo.config, limit, max(_COMPILATIONS, getattr(torch._dynamo.config, limit)))
+            step.forward = torch.compile(step.terms_to_compile(), dynamic=False)
             step.update = torch.compile(self.optimiser.step)
         side = torch.cuda.Stream(step.device)
         side.wait_stream(torch.cuda.current_stream(step.device))

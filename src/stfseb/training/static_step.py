@@ -9,7 +9,9 @@ replays.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -191,6 +193,14 @@ class StaticStep:
         ):
             return self.method.terms(x, y, draw, self.share, 1.0)
 
+    def terms_to_compile(self) -> Callable[..., Terms]:
+        """Return `_terms` with code that steps of this kind alone have.
+
+        Dynamo keeps what it has compiled with a function's code. Where none of it fits, it says why by evaluating the
+        guards of all, and those of another method's step end in a KeyError (torch 2.11 and 2.13).
+        """
+        return MethodType(_terms_of(self.method.captured_key()), self)
+
     def learn_plan(self) -> None:
         """Find which masks a step needs, by one forward pass whose result is thrown away."""
         folded = getattr(self.method, "folded", None)
@@ -198,6 +208,14 @@ class StaticStep:
             x, y, draw = self._inputs()
             self._terms(x, y, draw, [])
         self.plan = [] if folded is None else list(folded.plan)
+
+
+@lru_cache(maxsize=64)
+def _terms_of(kind: tuple[Any, ...]) -> FunctionType:
+    """Return `_terms` anew for each kind: a compiler knows nothing about its code."""
+    del kind
+    plain: Any = StaticStep._terms
+    return FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
 
 
 def release(method: Method) -> None:
