@@ -14,8 +14,10 @@ from scipy import stats
 from repository_scripts import ROOT, script
 from stfseb.errors import StfsebError
 from stfseb.experiments.paper.plan import make_plan
+from stfseb.report.arrange import arranged
 from stfseb.report.paper import Found
 from stfseb.report.paper_numbers import Printed
+from stfseb.report.paper_section import all_grids
 from stfseb.report.results_page import BLOCKS, filled, fingerprint, results_page
 from stfseb.report.results_words import how_made
 from stfseb.report.standing import held_grid, race_grids, variant_differences
@@ -279,6 +281,11 @@ def test_additions_of_which_nothing_was_run_are_left_out_and_named(tmp_path):
         variant.label for variant in plan.variants if variant.key not in run
     ]
     assert "Not run yet: " in page.blocks["beyond"]
+    # So in the report, but where they were asked for.
+    records = [record_of(job) for key in run for job in plan.jobs["cifar10", key]]
+    for wanted, count in (((), 3), ((plan,), len(plan.variants))):
+        (table,) = [g for g in all_grids(records, arranged(records), wanted, {}) if g.name == "beyond-cifar10"]
+        assert len(table.rows) == count
 
 
 def test_two_seeds_have_neither_interval_nor_mark(page, results):

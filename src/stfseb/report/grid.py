@@ -62,6 +62,14 @@ class Grid:
         said = f"Differences are over {lines.pop()}."
         return replace(self, cells=tuple(map(tuple, cells)), notes=(*self.notes, said))
 
+    def rows_with_runs(self) -> Grid:
+        """Return the table without the rows of which nothing was run; a note names them."""
+        there = [i for i, row in enumerate(self.cells) if any(cell.runs for cell in row)]
+        left_out = [" ".join(row) for i, row in enumerate(self.rows) if i not in there]
+        notes = (*self.notes, f"Not run yet: {'; '.join(left_out)}.") if left_out else self.notes
+        rows, cells = tuple(self.rows[i] for i in there), tuple(self.cells[i] for i in there)
+        return replace(self, rows=rows, cells=cells, notes=notes)
+
     def runs(self) -> dict[str, tuple[str, ...]]:
         """Return the runs behind the cells; neighbours made from the same runs are named together."""
         found: dict[tuple[str, ...], list[str]] = {}

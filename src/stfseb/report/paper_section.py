@@ -49,7 +49,10 @@ def paper_section(
 def all_grids(
     records: Sequence[Record], tasks: Mapping[str, Arranged], asked: Sequence[Plan], missing: Mapping[str, str]
 ) -> list[Grid]:
-    """Return every table that the records have runs for; one name has one table a way of training."""
+    """Return every table that the records have runs for; one name has one table a way of training.
+
+    Of variants that nobody asked for and that were not run there is no row of dashes, but a note.
+    """
     plans = found_plans(records, tasks, asked)
     if not plans:
         return []
@@ -57,7 +60,8 @@ def all_grids(
     grids: list[Grid] = []
     for plan in plans:
         for grid in paper_grids(plan, found):
-            grids += [grid] if not grid.empty else []
+            spare = plan.variants_down and plan.what not in {one.what for one in asked}
+            grids += [grid.rows_with_runs() if spare else grid] if not grid.empty else []
             task = grid.name.removeprefix(f"{plan.what}-")
             if plan.what == "beyond" and (beside := variant_differences(plan, found, task)) is not None:
                 grids.append(beside)

@@ -93,7 +93,7 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
             grids = [g for g in paper_grids(plan, found) if not g.empty]
             for grid in grids:
                 only = [t for t in plan.tasks if grid.name == f"{what}-{t}"] if plan.variants_down else []
-                kept = _rows_with_runs(grid) if plan.variants_down else grid
+                kept = grid.rows_with_runs() if plan.variants_down else grid
                 parts.append(_table(made, kept, found, commands_of(plan, found, only)))
                 if what == "beyond" and (beside := variant_differences(plan, found, only[0])) is not None:
                     parts.append(_table(made, beside, found, ""))
@@ -112,15 +112,6 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
     filled = {what: {t for p in plans if p.what == what for t in p.tasks} for what in TABLES if blocks[what]}
     lines = missing_words(main, filled)
     blocks["missing"] = "\n".join(["## What is missing", "", *(f"- {line}" for line in lines)]) if lines else ""
-
-
-def _rows_with_runs(grid: Grid) -> Grid:
-    """Return a table without the rows of which nothing was run; a note names them."""
-    there = [i for i, row in enumerate(grid.cells) if any(cell.runs for cell in row)]
-    left_out = [row[0] for i, row in enumerate(grid.rows) if i not in there]
-    notes = (*grid.notes, f"Not run yet: {'; '.join(left_out)}.") if left_out else grid.notes
-    rows, cells = tuple(grid.rows[i] for i in there), tuple(grid.cells[i] for i in there)
-    return replace(grid, rows=rows, cells=cells, notes=notes)
 
 
 def _table(made: ResultsPage, grid: Grid, found: Found, commands: str) -> str:
