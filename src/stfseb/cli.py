@@ -144,7 +144,7 @@ def train(
     from stfseb.report.tables import main_table
 
     if resume is None:
-        settings = _assignments([f"{method}.{item}" for item in set_ or []]).get(method, {})
+        settings = settings_from(method, set_)
         run = ResumableRun.new(out, task, _config(method, seed, settings, epochs, device), context)
     else:
         _check_alone_with_resume(given)
@@ -277,6 +277,11 @@ def _mount() -> None:
 
 
 _mount()
+
+
+def settings_from(method: str, items: list[str] | None) -> dict[str, Any]:
+    """Turn NAME=VALUE of one method into {name: value}."""
+    return _assignments([f"{method}.{item}" for item in items or []]).get(method, {})
 
 
 def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:

@@ -107,11 +107,11 @@ def plan_of(
     task: str, method: str, space: str, *, seed: int, epochs: int | None, context: str | None, set_: list[str] | None
 ) -> Plan:
     """Return the plan of a search by the command's own options."""
-    from stfseb.cli import _assignments
+    from stfseb.cli import settings_from
     from stfseb.experiments.search.plan import make_plan
 
     training = {} if epochs is None else {"epochs": epochs}
-    settings = _assignments([f"{method}.{item}" for item in set_ or []]).get(method, {})
+    settings = settings_from(method, set_)
     return make_plan(task, method, space, seed=seed, training=training, context=context, settings=settings)
 
 

@@ -27,7 +27,7 @@ from stfseb.methods.base import Terms
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import check_functional_scale, function_weight
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
-from stfseb.methods.settings import Settings, check_count, check_positive
+from stfseb.methods.settings import Settings, check_count, check_positive, newer
 from stfseb.weight_prior import WeightPrior
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class FSEBSettings(Settings):
     temperature: float = 1.0
     estimator: str = "reparameterisation"
     vectorise: bool | None = None
-    context_copies: int = 0
+    context_copies: int = newer(0)
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma, tau1=self.tau1, tau2=self.tau2)

@@ -38,7 +38,7 @@ from stfseb.methods.kernel_fit import KernelFit, cached_fit
 from stfseb.methods.linearisation import Linearisation
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
 from stfseb.methods.memory import available_bytes
-from stfseb.methods.settings import Settings, check_count, check_positive
+from stfseb.methods.settings import Settings, check_count, check_positive, newer
 from stfseb.networks.dropout import NoDropout
 from stfseb.networks.functional import call_with
 
@@ -93,7 +93,7 @@ class GFSVISettings(Settings):
     rel_sigma_init: float = 0.1
     estimator: str = "reparameterisation"
     vectorise: bool | None = None
-    context_copies: int = 0
+    context_copies: int = newer(0)
 
     def __post_init__(self) -> None:
         self.kernel_fit  # noqa: B018  (it checks what it is made of)

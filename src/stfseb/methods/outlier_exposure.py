@@ -24,7 +24,7 @@ from stfseb.likelihoods import Categorical
 from stfseb.methods.base import Terms, evaluating
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
-from stfseb.methods.settings import Settings, check_count, check_positive
+from stfseb.methods.settings import Settings, check_count, check_positive, newer
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
 from stfseb.weight_prior import WeightPrior
@@ -53,7 +53,7 @@ class OutlierExposureSettings(Settings):
     num_context: int = 32
     samples: int = 10
     prior_weight: float | str = "rate"
-    context_copies: int = 0
+    context_copies: int = newer(0)
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma)

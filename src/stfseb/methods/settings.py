@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict, field, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,27 +21,31 @@ class Settings:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of the settings."""
-        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+        return tuple(one.name for one in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
     def plain(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Return some of the settings as JSON knows them, equal ones written alike; an unknown name is refused.
 
-        Their values are not judged: that is done where they are used.
+        Their values are not judged: that is done where they are used. A `newer` one at its default is left out.
         """
-        kinds = {field.name: str(field.type) for field in fields(cls)}  # type: ignore[arg-type]
+        kinds = {one.name: str(one.type) for one in fields(cls)}  # type: ignore[arg-type]
         for name in given:
             if name not in kinds:
                 raise unknown("setting", name, kinds)
         found = {name: _plain(value, kinds[name]) for name, value in given.items()}
-        if found.get("context_copies") == 0:
-            del found["context_copies"]  # as runs have it from before there were copies
-        return found
+        later = {one.name: one.default for one in fields(cls) if one.metadata.get("newer")}  # type: ignore[arg-type]
+        return {name: value for name, value in found.items() if name not in later or value != later[name]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Any:
         """Undo `as_dict`."""
         return cls(**{k: math.inf if v == "inf" else v for k, v in values.items()})
+
+
+def newer(default: Any) -> Any:
+    """Return the field of a setting that methods once did not have: at its default, runs are those of before."""
+    return field(default=default, metadata={"newer": True})
 
 
 def _plain(value: Any, kind: str) -> Any:

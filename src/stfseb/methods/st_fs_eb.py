@@ -30,7 +30,7 @@ from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import PriorMean, check_functional_scale, function_weight, name_of
 from stfseb.methods.learning import COVARIANCE_DOF, DOF, SCALE, VARIANCE, Learnt, checked_names
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
-from stfseb.methods.settings import Settings, check_count, check_positive
+from stfseb.methods.settings import Settings, check_count, check_positive, newer
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
 from stfseb.weight_prior import WeightPrior
@@ -95,7 +95,7 @@ class STFSEBSettings(Settings):
     features: str | None = None
     prior_mean: float | str | None = None
     learn: tuple[str, ...] = ()
-    context_copies: int = 0
+    context_copies: int = newer(0)
 
     def __post_init__(self) -> None:
         check_positive(sigma=self.sigma, tau1=self.tau1, tau2=self.tau2)
