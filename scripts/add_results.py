@@ -21,6 +21,7 @@ from stfseb.experiments.jobs import Job
 from stfseb.experiments.records import IMAGES, RECORD
 from stfseb.experiments.search.outcome import read_search
 from stfseb.files import read_json, write_bytes
+from stfseb.methods.registry import method_class
 from stfseb.report.reading import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,9 +37,27 @@ def check_run(folder: Path) -> dict[str, Any]:
         raise StfsebError(f"{folder} is no run of 'stfseb paper' or a list of jobs: it cannot be traced") from error
     if not name == called == folder.name:
         raise StfsebError(f"{folder} says that it is {called}, and by its contents it is {name}: do not rename runs")
+    for setting, was, planned in disagreements(record):
+        raise StfsebError(f"{folder} was planned with {setting}={planned} and run with {setting}={was}: run it again")
     for part in files_of(folder):
         read_json(folder / part, part)  # a damaged file is refused before anything is copied
     return dict(record)
+
+
+def disagreements(record: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the settings that a run had otherwise than its job says, with what they were and should have been.
+
+    What a job leaves out is judged only where it is left out at its default (`Settings.later`). Ensembles are not.
+    """
+    job = record["job"]
+    if job["method"] == "ensemble" or "settings" not in record:
+        return []
+    kind = method_class(job["method"]).settings_type
+    had, planned = (
+        {**kind.later(), **kind.plain({k: v for k, v in given.items() if k in kind.names()})}
+        for given in (record["settings"], job["settings"])
+    )
+    return [(name, had.get(name), value) for name, value in planned.items() if had.get(name) != value]
 
 
 def files_of(folder: Path) -> list[str]:

@@ -55,6 +55,28 @@ def test_records_and_parts_come_models_stay_and_one_gallery_a_cell(adding, tmp_p
     assert not list(here.rglob(".*"))
 
 
+@pytest.mark.parametrize(("was", "refused"), [(0, False), (None, False), (4, True)])
+def test_a_run_with_other_settings_than_planned_is_refused(adding, tmp_path, was, refused):
+    file = write_run(tmp_path / "a", 0) / "record.json"
+    record = json.loads(file.read_text())
+    had = {**record["job"]["settings"], **({} if was is None else {"context_copies": was}), "samples": 3}
+    file.write_text(json.dumps({**record, "settings": had}))
+    if not refused:
+        assert adding.add(tmp_path / "a", tmp_path / "here").startswith("1 of 1")
+        return
+    with pytest.raises(StfsebError, match="planned with context_copies=0 and run with context_copies=4"):
+        adding.add(tmp_path / "a", tmp_path / "here")
+    assert not (tmp_path / "here" / "runs").exists()
+
+
+def test_a_run_with_another_dof_than_planned_is_refused(adding, tmp_path):
+    file = write_run(tmp_path / "a", 0) / "record.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "settings": {**record["job"]["settings"], "dof": "inf"}}))
+    with pytest.raises(StfsebError, match=r"planned with dof=5\.0 and run with dof=inf"):
+        adding.add(tmp_path / "a", tmp_path / "here")
+
+
 def test_parts_measured_later_are_added(adding, tmp_path):
     write_run(tmp_path / "a", 0, parts=())
     adding.add(tmp_path / "a", tmp_path / "here")

@@ -12,7 +12,8 @@ from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import Job, make_job, perform, perform_together
 from stfseb.experiments.paper.plan import KINDS, Asked, make_plan
 from stfseb.experiments.records import write_record
-from stfseb.experiments.run import make_method
+from stfseb.experiments.run import RunConfig, make_method
+from stfseb.experiments.search.plan import make_plan as make_plan_of_search
 from stfseb.methods.saving import load
 
 
@@ -21,6 +22,26 @@ def test_a_job_holds_the_preset_and_what_is_laid_over_it(tiny):
     assert (job.method, job.seed, job.settings["tau2"]) == ("stfseb", 3, 7.0)
     assert job.training["epochs"] == 2
     assert job.training["batch_size"] == 32
+
+
+@pytest.mark.parametrize("name", ["stfseb", "fseb", "gfsvi"])
+def test_what_a_job_leaves_out_is_not_taken_from_the_preset(tiny, tmp_path, name):
+    text = Path(tiny).read_text().replace("array: ", f"array: {Path(tiny).parent}/")
+    file = tmp_path / "tiny.yaml"
+    file.write_text(f"{text}presets: {{{name}: {{num_context: 4, context_copies: 2}}}}\n")
+    with_copies, without = (make_job(str(file), name, settings=s) for s in ({}, {"context_copies": 0}))
+    data = with_copies.load()
+    assert make_method(data, with_copies.config("cpu")).settings.context_copies == 2
+    assert make_method(data, without.config("cpu")).settings.context_copies == 0
+    assert make_method(data, RunConfig(name)).settings.context_copies == 2  # laid over the preset, as by the user
+    search = make_plan_of_search(str(file), name, "extended", settings={"context_copies": 0})
+    assert make_method(data, search.job(search.draws(1)[0]).config("cpu")).settings.context_copies == 0
+    member = {"of": name, "members": 2, "settings": {"context_copies": 0}}
+    ensemble = make_method(data, make_job(str(file), "ensemble", settings=member).config("cpu"))
+    assert ensemble.members[0].settings.context_copies == 0
+    record = perform(without, tmp_path, data, device="cpu")
+    assert record["settings"]["context_copies"] == 0
+    assert not [note for note in record["notes"] if "widened" in note]
 
 
 def test_names_tell_runs_apart_and_do_not_depend_on_where_the_task_lies(tiny, tmp_path):

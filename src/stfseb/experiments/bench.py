@@ -101,7 +101,7 @@ def measure(
     task: str,
     method_name: str,
     way: str,
-    sizes: Sizes = Sizes(),  # noqa: B008 - frozen
+    sizes: Sizes = Sizes(),  # frozen
     *,
     device: str = "cpu",
     seconds: float = 5.0,

@@ -79,7 +79,7 @@ class Job:
 
     def config(self, device: str) -> RunConfig:
         """Return the run's settings for a device."""
-        return RunConfig(self.method, self.seed, self.settings, self.training, device)
+        return RunConfig(self.method, self.seed, self.settings, self.training, device, complete=True)
 
     def load(self, folder: Path | None = None) -> TaskData:
         """Bring the images of the run's task, with its context."""

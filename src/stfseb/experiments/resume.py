@@ -41,7 +41,8 @@ class ResumableRun:
         make_method(data, config)
         folder = new_folder(base, f"{data.task.name}-{config.method}-seed{config.seed}")
         known = task if task in task_names() else str(Path(task).expanduser().absolute())
-        about = {"format": FORMAT, "task": known, "context": context, "config": _plain(asdict(config))}
+        given = {name: value for name, value in asdict(config).items() if name != "complete"}  # laid over the preset
+        about = {"format": FORMAT, "task": known, "context": context, "config": _plain(given)}
         write_json(folder / NAME, about)
         return cls(folder, known, context, config, data)
 

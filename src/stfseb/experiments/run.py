@@ -45,6 +45,7 @@ class RunConfig:
     settings: dict[str, Any] = field(default_factory=dict)  # over the task's preset
     training: dict[str, Any] = field(default_factory=dict)  # over the task's training
     device: str = "cpu"
+    complete: bool = False  # the settings are all there are: what they leave out is at the method's default
 
 
 def default_device() -> str:
@@ -92,7 +93,7 @@ def make_method(data: TaskData, config: RunConfig) -> Method:
     `of`); each member has a seed of its own.
     """
     task, key = data.task, key_of(config.method)
-    settings = {**task.presets.get(key, {}), **config.settings}
+    settings = {**({} if config.complete else task.presets.get(key, {})), **config.settings}
     settings = {k: math.inf if v == "inf" else v for k, v in settings.items()}  # as JSON knows it
     if key == "ensemble":
         one = replace(config, method=str(settings.pop("of", "map")), settings=settings.pop("settings", {}))

@@ -24,6 +24,11 @@ class Settings:
         return tuple(one.name for one in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
+    def later(cls) -> dict[str, Any]:
+        """Return the `newer` settings with their defaults."""
+        return {one.name: one.default for one in fields(cls) if one.metadata.get("newer")}  # type: ignore[arg-type]
+
+    @classmethod
     def plain(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Return some of the settings as JSON knows them, equal ones written alike; an unknown name is refused.
 
@@ -34,7 +39,7 @@ class Settings:
             if name not in kinds:
                 raise unknown("setting", name, kinds)
         found = {name: _plain(value, kinds[name]) for name, value in given.items()}
-        later = {one.name: one.default for one in fields(cls) if one.metadata.get("newer")}  # type: ignore[arg-type]
+        later = cls.later()
         return {name: value for name, value in found.items() if name not in later or value != later[name]}
 
     @classmethod
