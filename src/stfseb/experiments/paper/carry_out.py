@@ -60,7 +60,8 @@ def carry_out(
                 continue
             parts = ()  # what was run elsewhere is shown; what it lacks cannot be measured here
         batches.setdefault((alone, parts), {})[job.name] = job
-    for line in carried.reasons:
+    to_run = [job for jobs in batches.values() for job in jobs.values() if not job.done(results)]
+    for line in [*carried.reasons, *unfamiliar_not_on_disk(to_run, folder)]:
         announce(f"note: {line}")
     for (alone, parts), jobs in sorted(batches.items(), key=lambda entry: not entry[0][0]):
         runs = list(jobs.values())
@@ -100,6 +101,18 @@ def not_on_disk(job: Job, folder: Path | None = None) -> str | None:
     ):
         return f"{task.title}: context {job.context} is not on disk, no result{_get(job.context)}"
     return None
+
+
+def unfamiliar_not_on_disk(jobs: Iterable[Job], folder: Path | None = None) -> list[str]:
+    """Say which unfamiliar sets the runs will go without: they are trained all the same, and never looked at again."""
+    where, lines = data_folder(folder), []
+    for name in dict.fromkeys(job.task for job in jobs):
+        task = load_task(name)
+        for key, source in task.ood.items():
+            if _absent(source.kind, source.where, source.splits, where):
+                why = f"{task.title}: {key} is not on disk, runs will have no AUROC against it"
+                lines.append(why + _get(source.where))
+    return lines
 
 
 def _get(name: str) -> str:
