@@ -288,6 +288,21 @@ def test_additions_of_which_nothing_was_run_are_left_out_and_named(tmp_path):
         assert len(table.rows) == count
 
 
+def test_readings_keep_the_papers_row_which_is_no_run_of_ours(tmp_path):
+    plan = make_plan("readings", asked("fmnist", seeds=(0,)))
+    run = ("batch-init-shared", "epoch-he-row")
+    write_runs(tmp_path / "results", [job for key in run for job in plan.jobs["fmnist", key]])
+    grid = results_page(tmp_path / "results").tables["readings-fmnist"]
+    assert [stub[0] for stub in grid.rows] == [
+        "the paper",
+        *(variant.label for variant in plan.variants if variant.key in run),
+    ]
+    assert "92.38" in grid.cells[0][0].text
+    (note,) = [note for note in grid.notes if note.startswith("Not run yet: ")]
+    assert "the paper" not in note
+    assert len(note.split("; ")) == len(plan.variants) - len(run)
+
+
 def test_two_seeds_have_neither_interval_nor_mark(page, results):
     grid = page.tables["beyond-cifar10-differences"]
     found = {path.parent.name: json.loads(path.read_text()) for path in results.rglob("record.json")}

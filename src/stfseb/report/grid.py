@@ -32,6 +32,7 @@ class Cell:
     below: tuple[str, ...] = ()  # smaller lines: how many seeds, the median of collapsed ones, the paper's figure
     paper: tuple[float, float | None] | None = None
     paper_deviations: float | None = None  # ours minus the paper's, in the paper's standard deviations
+    quoted: bool = False  # a figure of the paper, which has no runs of ours behind it
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Grid:
 
     def rows_with_runs(self) -> Grid:
         """Return the table without the rows of which nothing was run; a note names them."""
-        there = [i for i, row in enumerate(self.cells) if any(cell.runs for cell in row)]
+        there = [i for i, row in enumerate(self.cells) if any(cell.runs or cell.quoted for cell in row)]
         left_out = [" ".join(row) for i, row in enumerate(self.rows) if i not in there]
         notes = (*self.notes, f"Not run yet: {'; '.join(left_out)}.") if left_out else self.notes
         rows, cells = tuple(self.rows[i] for i in there), tuple(self.cells[i] for i in there)

@@ -105,7 +105,7 @@ def _down(plan: Plan, found: Found, task: str) -> Grid:
 
 def _paper_row(columns: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
     words = [next((line for c in column for line in c.below if line.startswith("paper ")), "") for column in columns]
-    return tuple(Cell(word.removeprefix("paper ") or "–") for word in words)
+    return tuple(Cell(word.removeprefix("paper ") or "–", quoted=bool(word)) for word in words)
 
 
 def _bare(cell: Cell) -> Cell:
