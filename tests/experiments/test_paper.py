@@ -67,6 +67,7 @@ def test_dof_column_of_the_preset_is_the_preset():
     [
         ("mnist", "paper-rule", "26e84ba3", "paper"),
         ("fmnist", "paper-rule", "c70fbbe1-final5of40", "paper"),
+        ("fmnist", "trials-300", "c70fbbe1-final5of300", "ours"),
     ],
 )
 def test_settings_chosen_otherwise_are_those_of_the_recorded_search(task, variant, search, rule):
@@ -148,8 +149,11 @@ def test_missing_data_are_named_and_the_rest_is_run(tmp_path, monkeypatch):
     assert any("OrganAMNIST: organamnist" in line for line in said)
     ran.clear()
     plans = [make_plan("table1", ask("pathmnist", methods=("map",), context="train"))]
+    said.clear()
     assert not carrying.carry_out(plans, tmp_path / "results", announce=said.append).missing
     assert {j.context for j in ran} == {"train"}
+    (line,) = said  # before hours are spent on runs that will lack it
+    assert line.startswith("note: PathMNIST: bloodmnist is not on disk, runs will have no AUROC against it ('stfseb")
 
 
 def test_parts_that_several_tables_want_are_measured_in_one_go(tmp_path, monkeypatch):
