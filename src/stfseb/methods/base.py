@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stfseb.methods.settings import Settings
 
 # Rows in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
-_ROWS = {"cpu": 4096, "cuda": 65536}
+_ROWS = {"cpu": 1024, "cuda": 65536}
 Result = TypeVar("Result")
 
 

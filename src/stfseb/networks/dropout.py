@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stfseb.errors import StfsebError
+from stfseb.networks.layout import let_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,7 +147,7 @@ class MonteCarloDropout(TorchFunctionMode):
         if func in _CHANNEL:
             return self._dropout(*_arguments(args, kwargs), channelwise=True)
         _refuse(func, kwargs)
-        return func(*args, **kwargs)
+        return let_through(func, args, kwargs)
 
     def _dropout(self, x: Tensor, rate: float, inplace: bool, *, channelwise: bool) -> Tensor:
         if self.in_prefix:
@@ -239,7 +240,7 @@ class NoDropout(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if func in _ATTENTION and kwargs.get("dropout_p", 0.0):
             kwargs = {**kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
+        return let_through(func, args, kwargs)
 
 
 def module_rates(net: nn.Module) -> set[float]:

@@ -1,6 +1,12 @@
-"""How a network's calls are run in bf16 on a GPU: the same numbers, laid out as the card likes them.
+"""How a network's calls lie in memory: the same numbers, laid out as the processor likes them.
 
-All of it happens to the calls of one pass, never to the network:
+All of it happens to the calls of one pass, never to the network. Every pass, on any device (`let_through`):
+
+- a convolution on a CPU gets its input channels last, and so do the layers behind it: torch's max-pooling is ten
+  times faster there, a first convolution of one channel too;
+- `view` is `reshape`: a network that flattens by `x.view(len(x), -1)` need not know how a convolution's output lies.
+
+In bf16 on a GPU (`CardLayout`):
 
 - convolutions run channels last; inputs of fewer than 8 channels are padded with zero channels to 8;
 - the weights' gradient of a convolution with 32 input channels is computed on 64, of which half are zero:
@@ -11,17 +17,57 @@ All of it happens to the calls of one pass, never to the network:
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _FEW = 8
+_CONVOLUTIONS = (F.conv2d, torch.conv2d)
+_ON_CPU = (torch.float32, torch.bfloat16)  # double precision, which torch convolves by other code, stays as it is
+
+
+def let_through(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call of a pass as described above."""
+    if func is Tensor.view and not isinstance(args[-1], torch.dtype) and "dtype" not in kwargs:
+        return Tensor.reshape(*args, **({"shape": kwargs["size"]} if kwargs else {}))
+    if func is Tensor.view_as:
+        return Tensor.reshape_as(*args, **kwargs)
+    if func in _CONVOLUTIONS and args and _may_choose():
+        args = (_last_on_cpu(args[0]), *args[1:])
+    return func(*args, **kwargs)
+
+
+def _may_choose() -> bool:
+    """Tell whether a layout can be chosen: not under vmap or jvp, and in a graph it is for others to choose."""
+    return not torch.compiler.is_compiling() and peek_interpreter_stack() is None
+
+
+def _last_on_cpu(x: Tensor) -> Tensor:
+    if x.ndim != 4 or x.device.type != "cpu" or x.dtype not in _ON_CPU:
+        return x
+    if x.shape[1] == 1:  # lies both ways; its strides say which
+        return x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@contextmanager
+def layout_kept(net: nn.Module) -> Iterator[None]:
+    """Lay the network's weights out in the end as they were: whoever calls it next may `view` what it returns."""
+    were = [(parameter, parameter.is_contiguous()) for parameter in net.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, plain in were:
+            if plain:
+                parameter.data = parameter.data.contiguous()
 
 
 class CardLayout(TorchFunctionMode):
@@ -32,7 +78,7 @@ class CardLayout(TorchFunctionMode):
     ) -> Any:
         """Redirect conv2d and max_pool2d; let everything else through."""
         kwargs = kwargs or {}
-        if func is F.conv2d or func is torch.conv2d:
+        if func in _CONVOLUTIONS:
             return _conv2d(func, *args, **kwargs)
         if func in (F.max_pool2d, torch.max_pool2d) and halves(*args, **kwargs):
             pooled: Tensor = MaxPool2x2.apply(args[0].permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]

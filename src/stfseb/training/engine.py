@@ -268,12 +268,12 @@ def make_engine(
     chosen = resolve(precision, method.net)
     why = "" if capture is False else _cannot_capture(method, batches, asked=bool(capture))
     engine: Engine
-    if chosen == "bf16":
-        # Convolutions in bf16 want channels last; the numbers are the same.
+    on_cuda = method.like.device.type == "cuda"
+    if chosen == "bf16" and on_cuda:
+        # Convolutions in bf16 want channels last; the numbers are the same (on the CPU see `let_through`).
         for parameter in method.net.parameters():
             if parameter.ndim == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    on_cuda = method.like.device.type == "cuda"
     if capture is False or why or not on_cuda or not isinstance(batches, ResidentBatches):
         engine = EagerEngine(method, batches, optimiser, chosen, why)
     else:

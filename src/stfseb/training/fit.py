@@ -19,6 +19,7 @@ from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
 from stfseb.methods.learning import LearningWarning
 from stfseb.methods.settings import check_count
+from stfseb.networks.layout import layout_kept
 from stfseb.training.batches import Augment, make_batches, split_off
 from stfseb.training.interrupts import Interrupted
 from stfseb.training.loop import FitResult, Protocol, Training, check_split, validation_batches
@@ -105,7 +106,8 @@ def fit(
     batches = make_batches(train, batch_size, seed, place, augment)
     held_out = make_batches(validation, _VALIDATION_ROWS, seed, place, what="validation")
     # The caller's random state is left alone, and every epoch starts from its own (so that it can be resumed).
-    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+    forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
+    with forked, layout_kept(method.net):
         check_split(method, batches, "train")
         check_split(method, held_out, "validation")
         file = None if checkpoint is None else Path(checkpoint).expanduser()
