@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from stfseb.methods.context import Context, Draw
     from stfseb.methods.settings import Settings
 
-# Rows in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
-_ROWS = {"cpu": 1024, "cuda": 65536}
+# Rows of all samples in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
+_ROWS = {"cpu": 4096, "cuda": 65536}
 Result = TypeVar("Result")
 
 
@@ -58,6 +58,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     settings_type: ClassVar[type[Settings]]
     live_names: ClassVar[tuple[str, ...]] = ()  # the continuous settings, which may become tensors on the device
     live_settings: ClassVar[tuple[str, ...]] = ()  # the arguments that they come from, where the names differ
+    rows: ClassVar[dict[str, int]] = {}  # of one pass of prediction by kind of device, where `_ROWS` does not suit
     # DistributedDataParallel would send all context images from one process to the others at every step.
     _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
     net: nn.Module
@@ -235,7 +236,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.seen.check(x, "x")
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         check_seed(seed)
-        rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // samples)
+        rows = batch_size or self._rows(samples)
         with torch.no_grad(), evaluating(self.net):
             try:
                 return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], dim=1)
@@ -309,12 +310,16 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.seen.check(x, "x")
         if seed is None:
             seed = int(torch.randint(2**62, ()))
-        rows = batch_size or max(1, _ROWS.get(self.like.device.type, 16384) // (samples or self.samples))
+        rows = batch_size or self._rows(samples or self.samples)
         with torch.no_grad():
             return [
                 function(tempered(self.calibration, self.likelihood, self.sample_logits(part, samples, seed=seed)))
                 for part in x.split(rows)
             ]
+
+    def _rows(self, samples: int) -> int:
+        """Return how many rows one pass of prediction takes."""
+        return max(1, {**_ROWS, **self.rows}.get(self.like.device.type, 16384) // samples)
 
     def extra_repr(self) -> str:
         """Show the settings in `print(method)`."""

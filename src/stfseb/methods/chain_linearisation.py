@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from stfseb.methods.layer_calls import LayerCall, single_use_calls
 from stfseb.methods.layer_products import is_supported, layer_bytes, layer_covariance
 from stfseb.networks.dropout import DROPOUT_MODULES
-from stfseb.networks.folding import chain, hooked
-from stfseb.networks.layout import halves
+from stfseb.networks.folding import chain
+from stfseb.networks.layout import halves, hooked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

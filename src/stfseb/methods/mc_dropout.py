@@ -49,6 +49,8 @@ class MCDropoutSettings(Settings):
 class DropoutMethod(Method):
     """What the methods whose posterior is MC dropout share: masks, folding, the weight of the prior."""
 
+    rows = {"cpu": 1024}  # of a convolutional network, these stay in the caches  # noqa: RUF012
+
     def __init__(self, net: nn.Module, settings: Settings, likelihood: Likelihood | None) -> None:
         super().__init__(net, settings, likelihood)
         check_has_dropout(net)

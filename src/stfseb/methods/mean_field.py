@@ -26,8 +26,7 @@ from stfseb.methods.base import Method, evaluating
 from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.perturbed import FLIPOUT, LOCAL, PerturbedLayers, covered
 from stfseb.methods.settings import Settings, check_count, check_positive
-from stfseb.networks.dropout import NoDropout
-from stfseb.networks.folding import deterministic, has_batch_statistics, single
+from stfseb.networks.folding import deterministic, has_batch_statistics, single, without_dropout
 from stfseb.networks.functional import call_with, places
 from stfseb.networks.stacked import stacked_chain
 
@@ -161,7 +160,7 @@ class MeanFieldMethod(Method):
         return self.run_weights(x, self.draw_weights(samples, generator))
 
     def _call(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        with NoDropout():
+        with without_dropout(self.net):
             return single(call_with(self.net, parameters, x, self._places))
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:

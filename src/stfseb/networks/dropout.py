@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from stfseb.errors import StfsebError
-from stfseb.networks.layout import let_through
+from stfseb.networks.layout import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +115,7 @@ def keep_mask(
     return lanes.mask(lanes.draw(device, generator), dtype)
 
 
-class MonteCarloDropout(TorchFunctionMode):
+class MonteCarloDropout(Pass):
     """Make every dropout of the forward pass active, with masks laid out over `samples` and `blocks`.
 
     With `folded=False` the batch has one row an example until the first dropout, whose output has
@@ -125,9 +124,15 @@ class MonteCarloDropout(TorchFunctionMode):
     """
 
     def __init__(
-        self, samples: int, blocks: Sequence[Block], *, folded: bool, lanes: Sequence[Tensor] | None = None
+        self,
+        samples: int,
+        blocks: Sequence[Block],
+        *,
+        folded: bool,
+        lanes: Sequence[Tensor] | None = None,
+        laid_out: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(laid_out=laid_out)
         self.lanes = lanes
         self.plan: list[Lanes] = []
         self.samples = samples
@@ -147,7 +152,7 @@ class MonteCarloDropout(TorchFunctionMode):
         if func in _CHANNEL:
             return self._dropout(*_arguments(args, kwargs), channelwise=True)
         _refuse(func, kwargs)
-        return let_through(func, args, kwargs)
+        return self.call(func, args, kwargs)
 
     def _dropout(self, x: Tensor, rate: float, inplace: bool, *, channelwise: bool) -> Tensor:
         if self.in_prefix:
@@ -183,14 +188,15 @@ class MonteCarloDropout(TorchFunctionMode):
     def _mask(self, inner: tuple[int, ...], rate: float, x: Tensor, *, last: bool) -> Tensor:
         """Return the mask (samples, rows, *inner), or with one row if a single block shares it.
 
-        Shared masks are drawn in the order (channels, height, width) for every layout: a seed then gives the
-        same function whether or not a network has been moved to channels last, before or after it was saved.
+        Shared masks, and on the CPU all, are drawn in the order (channels, height, width) for every layout: a seed
+        then gives the same function whether or not a network has been moved to channels last, before or after it was
+        saved.
         """
         if rate == 1.0:
             return x.new_zeros((self.samples, 1, *inner))
         parts = []
         for block in self.blocks:
-            turned = last and block.shared
+            turned = last and (block.shared or x.device.type == "cpu")
             shape = (inner[0], inner[3], inner[1], inner[2]) if turned else inner
             wanted = Lanes((self.samples, 1 if block.shared else block.rows, *shape), rate)
             drawn = wanted.draw(x.device, block.generator) if self.lanes is None else self.lanes[len(self.plan)]
@@ -228,7 +234,7 @@ class _Repeated(torch.autograd.Function):
         return total.to(first.dtype).unsqueeze(0), None
 
 
-class NoDropout(TorchFunctionMode):
+class NoDropout(Pass):
     """Make every dropout of the forward pass the identity, whatever mode the network is in."""
 
     def __torch_function__(
@@ -240,7 +246,7 @@ class NoDropout(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if func in _ATTENTION and kwargs.get("dropout_p", 0.0):
             kwargs = {**kwargs, "dropout_p": 0.0}
-        return let_through(func, args, kwargs)
+        return self.call(func, args, kwargs)
 
 
 def module_rates(net: nn.Module) -> set[float]:

@@ -21,6 +21,7 @@ from stfseb.networks.dropout import (
     NoDropout,
     PrefixHasDropoutError,
 )
+from stfseb.networks.layout import hooked, takes_any_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,11 +94,6 @@ class _FlattenLinear:
         return F.linear(x.permute(0, 2, 3, 1).reshape(len(x), -1), columns, self.linear.bias)
 
 
-def hooked(module: nn.Module) -> bool:
-    """Tell whether something listens to the module's calls, so that they cannot be replaced."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
 class FoldedNetwork:
     """A network seen as `samples` networks: rows in, (samples, rows, outputs) out."""
 
@@ -111,9 +107,10 @@ class FoldedNetwork:
         """Return outputs (samples, rows, ...) and the dropout rates that were met on the way."""
         modules = chain(self.net)
         cut = first_dropout(modules) if self.share_prefix else 0
+        laid_out = takes_any_layout(modules)
         prefix, suffix = rearranged(modules[:cut]), rearranged(modules[cut:])
         if cut:
-            mode = MonteCarloDropout(samples, blocks, folded=False, lanes=self.lanes)
+            mode = MonteCarloDropout(samples, blocks, folded=False, lanes=self.lanes, laid_out=laid_out)
             try:
                 with mode:
                     out = x
@@ -128,7 +125,7 @@ class FoldedNetwork:
                 self.share_prefix = False
                 return self(x, samples, blocks)
         else:
-            mode = MonteCarloDropout(samples, blocks, folded=True, lanes=self.lanes)
+            mode = MonteCarloDropout(samples, blocks, folded=True, lanes=self.lanes, laid_out=laid_out)
             with mode:
                 out = self.net(x.repeat(samples, *(1,) * (x.ndim - 1)))
         if not mode.rates:
@@ -140,9 +137,14 @@ class FoldedNetwork:
         return single(out).view(samples, -1, *out.shape[1:]), mode.rates
 
 
+def without_dropout(net: nn.Module) -> NoDropout:
+    """Return the mode in which every dropout of the network is the identity."""
+    return NoDropout(laid_out=takes_any_layout(chain(net)))
+
+
 def deterministic(net: nn.Module, x: Tensor) -> Tensor:
     """Run the network with every dropout as the identity."""
-    with NoDropout():
+    with without_dropout(net):
         out: Tensor = net(x)
     return single(out)
 

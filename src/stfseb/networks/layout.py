@@ -1,10 +1,16 @@
 """How a network's calls lie in memory: the same numbers, laid out as the processor likes them.
 
-All of it happens to the calls of one pass, never to the network. Every pass, on any device (`let_through`):
+All of it happens to the calls of one pass. In every pass, on any device (`Pass`):
 
-- a convolution on a CPU gets its input channels last, and so do the layers behind it: torch's max-pooling is ten
-  times faster there, a first convolution of one channel too;
 - `view` is `reshape`: a network that flattens by `x.view(len(x), -1)` need not know how a convolution's output lies.
+  Where that makes a copy which is then written to, and what it was taken of is read again, the pass ends in an error.
+
+On a CPU, in chains of layers that take any layout (`Pass(laid_out=True)`):
+
+- a convolution gets its input channels last, and so do the layers behind it. For 128 rows of 28x28 with 32 channels,
+  one thread of a processor with AVX2, max-pooling takes a twelfth of the time forward and half of it with its
+  gradient, a first convolution of one channel a tenth. Other networks stay as they are: they may rely on how
+  their tensors lie.
 
 In bf16 on a GPU (`CardLayout`):
 
@@ -26,41 +32,92 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
+from stfseb.errors import StfsebError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _FEW = 8
 _CONVOLUTIONS = (F.conv2d, torch.conv2d)
 _ON_CPU = (torch.float32, torch.bfloat16)  # double precision, which torch convolves by other code, stays as it is
+_ENOUGH = 8192  # places (rows x height x width) below which laying out costs more than it brings
+_ANY_LAYOUT = (
+    *(nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear),
+    *(nn.Dropout, nn.Dropout2d, nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity),
+)
 
 
-def let_through(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a call of a pass as described above."""
-    if func is Tensor.view and not isinstance(args[-1], torch.dtype) and "dtype" not in kwargs:
-        return Tensor.reshape(*args, **({"shape": kwargs["size"]} if kwargs else {}))
-    if func is Tensor.view_as:
-        return Tensor.reshape_as(*args, **kwargs)
-    if func in _CONVOLUTIONS and args and _may_choose():
-        args = (_last_on_cpu(args[0]), *args[1:])
-    return func(*args, **kwargs)
+def takes_any_layout(modules: Sequence[nn.Module]) -> bool:
+    """Tell whether a chain of modules is made of layers for which only the speed depends on the layout."""
+    return all(
+        type(module) in _ANY_LAYOUT and not hooked(module) and getattr(module, "groups", 1) == 1 for module in modules
+    )
+
+
+def hooked(module: nn.Module) -> bool:
+    """Tell whether something listens to the module's calls, so that they cannot be replaced."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+class Pass(TorchFunctionMode):
+    """The calls of one pass of a network; what derives from it makes those it does not change by `call`."""
+
+    def __init__(self, *, laid_out: bool = False) -> None:
+        super().__init__()
+        self.laid_out = laid_out
+        self._copied: list[tuple[Tensor, Tensor, int]] = []  # what was viewed, its copy, and how often that was written
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call as described above."""
+        if self._copied:
+            self._check(args)
+        if func is Tensor.view and not isinstance(args[-1], torch.dtype) and "dtype" not in kwargs:
+            return self._viewed(args[0], Tensor.reshape(*args, **({"shape": kwargs["size"]} if kwargs else {})))
+        if func is Tensor.view_as:
+            return self._viewed(args[0], Tensor.reshape_as(*args, **kwargs))
+        if self.laid_out and func in _CONVOLUTIONS and args and _may_choose():
+            args = (_last_on_cpu(args[0]), *args[1:])
+        return func(*args, **kwargs)
+
+    def _viewed(self, x: Tensor, out: Tensor) -> Tensor:
+        if (
+            _may_choose()
+            and not out.is_inference()
+            and out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+        ):
+            self._copied.append((x, out, out._version))
+        return out
+
+    def _check(self, args: tuple[Any, ...]) -> None:
+        for x, copy, version in self._copied:
+            if copy._version != version and any(value is x for value in args):
+                raise StfsebError(
+                    "the network writes into a view of a tensor and reads the tensor again; laid out channels last "
+                    "that view is a copy: use reshape and go on with its result, or train with precision='float32'"
+                )
 
 
 def _may_choose() -> bool:
-    """Tell whether a layout can be chosen: not under vmap or jvp, and in a graph it is for others to choose."""
+    """Tell whether there is memory to lay out: not under vmap or jvp, and not where a graph is made."""
     return not torch.compiler.is_compiling() and peek_interpreter_stack() is None
 
 
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
 def _last_on_cpu(x: Tensor) -> Tensor:
-    if x.ndim != 4 or x.device.type != "cpu" or x.dtype not in _ON_CPU:
+    places = x.numel() // max(1, x.shape[1]) if x.ndim == 4 else 0
+    if places < _ENOUGH or x.device.type != "cpu" or x.dtype not in _ON_CPU:
         return x
     if x.shape[1] == 1:  # lies both ways; its strides say which
-        return x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2)
+        return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)
 
 
 @contextmanager
 def layout_kept(net: nn.Module) -> Iterator[None]:
-    """Lay the network's weights out in the end as they were: whoever calls it next may `view` what it returns."""
+    """Lay plain weights out plainly again in the end: whoever calls the network next may `view` what it returns."""
     were = [(parameter, parameter.is_contiguous()) for parameter in net.parameters()]
     try:
         yield

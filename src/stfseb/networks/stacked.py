@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stfseb.networks.dropout import NoDropout
-from stfseb.networks.folding import chain, hooked, rearranged
+from stfseb.networks.folding import chain, rearranged
 from stfseb.networks.functional import places
-from stfseb.networks.layout import CardLayout
+from stfseb.networks.layout import CardLayout, hooked
 from stfseb.networks.stacked_conv import fits, stacked_conv
 
 if TYPE_CHECKING:

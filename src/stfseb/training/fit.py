@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,12 +107,14 @@ def fit(
     batches = make_batches(train, batch_size, seed, place, augment)
     held_out = make_batches(validation, _VALIDATION_ROWS, seed, place, what="validation")
     # The caller's random state is left alone, and every epoch starts from its own (so that it can be resumed).
-    forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
-    with forked, layout_kept(method.net):
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         check_split(method, batches, "train")
         check_split(method, held_out, "validation")
         file = None if checkpoint is None else Path(checkpoint).expanduser()
-        try:
+        with ExitStack() as ending:
+            # The captured step's, on its device: from the end on the settings themselves count.
+            ending.callback(method.live.clear)
+            ending.enter_context(layout_kept(method.net))  # after the checks: lazy layers have their weights now
             training = Training(method, batches, held_out, protocol, checkpoint=file, checkpoint_every=checkpoint_every)
             with TrainingProgress(method.label, epochs, training.steps, show=progress) as display, training.interrupts:
                 if training.completed or training.partial is not None:
@@ -126,8 +129,6 @@ def fit(
                         callback(entry)
                     training.keep()
             return conclude(training, training.restore_best())
-        finally:
-            method.live.clear()  # the captured step's, on its device: from here on the settings themselves count
 
 
 def conclude(training: Training, result: FitResult) -> FitResult:
