@@ -16,7 +16,7 @@ test: $(STAMP) lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
 
 test-all: $(STAMP_ALL)
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
