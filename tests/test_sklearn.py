@@ -54,6 +54,7 @@ def test_check_estimator(name):
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if not name.startswith("MAP")])
 def test_check_estimator_of_every_method(name):
     settings = {} if name.startswith("STFSEB") else {"epochs": 40, "samples": 2}  # others: lighter than their defaults
+    settings |= {"kernel_steps": 50} if name.startswith("GFSVI") else {}
     assert len(checked(ESTIMATORS[name](**settings))) > 45
 
 
