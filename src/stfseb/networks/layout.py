@@ -70,7 +70,7 @@ class Pass(TorchFunctionMode):
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call as described above."""
         if self._copied:
-            self._check(args)
+            self._check([*args, *kwargs.values()])
         if func is Tensor.view and not isinstance(args[-1], torch.dtype) and "dtype" not in kwargs:
             return self._viewed(args[0], Tensor.reshape(*args, **({"shape": kwargs["size"]} if kwargs else {})))
         if func is Tensor.view_as:
@@ -80,17 +80,14 @@ class Pass(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _viewed(self, x: Tensor, out: Tensor) -> Tensor:
-        if (
-            _may_choose()
-            and not out.is_inference()
-            and out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-        ):
+        if _may_choose() and not out.is_inference() and _memory(out) != _memory(x):
             self._copied.append((x, out, out._version))
         return out
 
-    def _check(self, args: tuple[Any, ...]) -> None:
+    def _check(self, given: list[Any]) -> None:
+        read = [one for value in given for one in (value if isinstance(value, list | tuple) else (value,))]
         for x, copy, version in self._copied:
-            if copy._version != version and any(value is x for value in args):
+            if copy._version != version and any(value is x for value in read):
                 raise StfsebError(
                     "the network writes into a view of a tensor and reads the tensor again; laid out channels last "
                     "that view is a copy: use reshape and go on with its result, or train with precision='float32'"

@@ -270,7 +270,7 @@ def make_engine(
     engine: Engine
     on_cuda = method.like.device.type == "cuda"
     if chosen == "bf16" and on_cuda:
-        # Convolutions in bf16 want channels last; the numbers are the same (on the CPU see `let_through`).
+        # Convolutions in bf16 want channels last; the numbers are the same (on the CPU see `Pass`).
         for parameter in method.net.parameters():
             if parameter.ndim == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
