@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/stfseb compare mini
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadgroup
 
 test-all: $(STAMP_ALL)
 	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist worksteal

@@ -14,6 +14,8 @@ from PIL import Image
 
 from stfseb.data.embedded import read
 
+pytestmark = pytest.mark.xdist_group("cli")  # one worker: what they share is trained once
+
 
 def stfseb(*words, cwd=None, timeout=300, **environment):
     command = [sys.executable, "-m", "stfseb.cli", *map(str, words)]

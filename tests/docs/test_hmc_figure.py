@@ -59,6 +59,7 @@ def test_the_functions_are_the_networks(script):
     assert not both[1].any()
 
 
+@pytest.mark.slow
 def test_the_script_draws_its_figure_and_table_in_small(tmp_path):
     target = tmp_path / "pictures" / "hmc.png"
     words = [sys.executable, str(SCRIPT), "--draws", "12", "--steps", "40", "--out", str(target)]

@@ -32,6 +32,7 @@ def test_counts_are_those_of_the_last_line(gpu_tests, log, expected):
     assert gpu_tests.counts(log) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the whole of it, with a card")
 def test_what_was_skipped_is_not_passed(gpu_tests, tmp_path, monkeypatch, capsys):
     words = ["2", "--out", str(tmp_path / "found.json"), "--tests", "tests/data/test_augmentation.py"]
