@@ -1,7 +1,7 @@
 """Put what searches chose into tasks.yaml: `python scripts/adopt_presets.py results/searches/STUDY [STUDY ...]`.
 
-Each search must be finished. What our rule chose goes into its method's line of its task's `presets`; settings that
-were not searched and comments stay as they are, so look whether the comments still hold.
+Each search must be finished. What our rule chose, or the one that --rule names, goes into its method's line of its
+task's `presets`; settings that were not searched and comments stay as they are, so look whether the comments hold.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ import yaml
 from stfseb.data.task_files import built_in
 from stfseb.errors import StfsebError
 from stfseb.experiments.search.outcome import read_search
+from stfseb.experiments.search.rules import RULES
 from stfseb.files import write_text
 
 
-def chosen(search: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that our rule chose among the trials of a finished search."""
-    trial, done = search["choices"]["ours"]["trial"], len(search["trials"])
+def chosen(search: dict[str, Any], rule: str = "ours") -> dict[str, Any]:
+    """Return the settings that a rule chose among the trials of a finished search."""
+    if rule not in search["choices"]:
+        raise StfsebError(f"{search['study']} has no choice by '{rule}': give its command again (it trains nothing)")
+    trial, done = search["choices"][rule]["trial"], len(search["trials"])
     if done != search["asked"]:
         raise StfsebError(f"{search['study']} has {done} of {search['asked']} trials: finish it first (stfseb search)")
     if trial is None:
-        raise StfsebError(f"{search['study']} has chosen nothing: {search['choices']['ours']['why']}")
+        raise StfsebError(f"{search['study']} has chosen nothing: {search['choices'][rule]['why']}")
     return dict(next(one["params"] for one in search["trials"] if one["index"] == trial))
 
 
@@ -57,13 +60,13 @@ def with_preset(text: str, task: str, method: str, settings: dict[str, Any]) -> 
     return new
 
 
-def adopt(studies: list[Path], file: Path | None = None) -> list[str]:
+def adopt(studies: list[Path], file: Path | None = None, rule: str = "ours") -> list[str]:
     """Edit tasks.yaml (by default the package's own) and return a line for each search."""
     path = Path(str(resources.files("stfseb.data"))) / "tasks.yaml" if file is None else file
     text, said = path.read_text(encoding="utf-8"), []
     for study in studies:
         search = read_search(study)
-        settings, plan = chosen(search), search["plan"]
+        settings, plan = chosen(search, rule), search["plan"]
         presets = (yaml.safe_load(text)["tasks"].get(plan["task"]) or {}).get("presets") or {}
         had, has = (one.get("context_copies", 0) for one in (plan.get("base", {}), presets.get(plan["method"]) or {}))
         if had != has:
@@ -81,8 +84,10 @@ def adopt(studies: list[Path], file: Path | None = None) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", metavar="STUDY", type=Path, nargs="+", help="the folder of a search")
+    parser.add_argument("--rule", choices=RULES, default="ours")
+    given = parser.parse_args()
     try:
-        print("\n".join(adopt(parser.parse_args().studies)))
+        print("\n".join(adopt(given.studies, rule=given.rule)))
     except StfsebError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,10 +6,10 @@ LIST has one command of `stfseb` a line, without the word itself, and without --
     adopt fmnist
     [90] paper table1,table2 --tasks fmnist --methods map --seeds 5 --runs-only
 
-`adopt TASK` puts what the searches of TASK above it in the list chose into tasks.yaml (scripts/adopt_presets.py), so
-that the lines after it run at these settings. Where one of these searches is not finished nothing is adopted, and of
-the lines after it none is begun. A number in brackets is how many seconds a line must have left to be begun. Lines
-starting with # are left out.
+`adopt TASK` puts what the searches of TASK above it in the list chose into tasks.yaml (scripts/adopt_presets.py;
+`adopt TASK level` what that rule chose), so that the lines after it run at these settings. Where one of these searches
+is not finished nothing is adopted, and of the lines after it none is begun. A number in brackets is how many seconds a
+line must have left to be begun. Lines starting with # are left out.
 
 All lines run in one process, which compiles and captures each kind of step once. At the limit the process is asked to
 stop, as by SIGTERM, and again each minute: trainings finish their epoch and keep their checkpoints (leave some time for
@@ -37,6 +37,7 @@ import typer
 
 from stfseb.cli import app
 from stfseb.errors import StfsebError
+from stfseb.experiments.search.rules import RULES
 from stfseb.usage import ending
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -66,12 +67,19 @@ def read_lines(text: str) -> list[Line]:
             raise StfsebError(f"line {number}, '{line.strip()}': {error}") from None
         if len(parts) < 2 or parts[0] not in ("search", "paper", "adopt"):
             raise StfsebError(f"line {number}, '{line.strip()}': begin with search, paper or adopt")
-        if parts[0] == "adopt" and (len(parts) > 2 or not studies_of([one.words for one in found], parts[1])):
-            raise StfsebError(f"line {number}, '{line.strip()}': write adopt and a task that is searched above it")
+        if parts[0] == "adopt" and not _can_adopt(parts, [one.words for one in found]):
+            raise StfsebError(
+                f"line {number}, '{line.strip()}': write adopt, a task that is searched above it, and at most a rule "
+                f"({', '.join(RULES)})"
+            )
         found.append(Line(parts, float(needs or 0)))
     if not found:
         raise StfsebError("the list has no commands")
     return found
+
+
+def _can_adopt(words: tuple[str, ...], before: list[tuple[str, ...]]) -> bool:
+    return len(words) < 4 and set(words[2:]) <= set(RULES) and bool(studies_of(before, words[1]))
 
 
 def studies_of(lines: list[tuple[str, ...]], task: str) -> list[str]:
@@ -133,7 +141,7 @@ def carry_out(words: tuple[str, ...], before: list[tuple[str, ...]], out: Path) 
         import adopt_presets
 
         searched = [out / "searches" / name for name in studies_of(before, words[1])]
-        print("\n".join(adopt_presets.adopt(searched)), flush=True)
+        print("\n".join(adopt_presets.adopt(searched, rule=words[2] if words[2:] else "ours")), flush=True)
         return DONE
     code = app([*words, "--out", str(out)], prog_name="stfseb", standalone_mode=False)
     return DONE if code in (None, 0) else f"exit {code}"

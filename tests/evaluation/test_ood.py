@@ -46,6 +46,22 @@ def test_fpr95_flags_at_least_95_percent_and_not_one_more(count):
     assert ood.fpr95(familiar, unfamiliar) == np.mean(familiar >= max(allowed))
 
 
+@pytest.mark.parametrize(("familiar", "unfamiliar", "rate"), [(40, 12, 0.4), (12, 40, 0.4), (200, 50, 0.02)])
+def test_the_standard_error_of_an_auroc_is_the_spread_over_draws(familiar, unfamiliar, rate):
+    """Of exponential scores, for which the formula is exact: P(unfamiliar > familiar) = 1 / (1 + rate)."""
+    g, draws = np.random.default_rng(0), 20_000
+    one, other = g.exponential(1.0, (draws, familiar)), g.exponential(1 / rate, (draws, unfamiliar))
+    found = [ood.auroc(a, b) for a, b in zip(one, other, strict=True)]
+    value = 1 / (1 + rate)
+    assert np.mean(found) == pytest.approx(value, abs=4 * np.std(found) / draws**0.5)
+    assert np.std(found) == pytest.approx(ood.auroc_error(value, familiar, unfamiliar), rel=0.05)
+
+
+def test_the_standard_error_of_an_auroc_at_its_ends():
+    assert ood.auroc_error(0.7, 1, 1) == pytest.approx((0.7 * 0.3) ** 0.5)  # one pair: a coin
+    assert ood.auroc_error(1.0, 6000, 1000) == ood.auroc_error(0.0, 6000, 1000) == 0.0
+
+
 def test_roc_thins_to_exact_points():
     rng = np.random.default_rng(1)
     familiar, unfamiliar = rng.normal(0, 1, 4000), rng.normal(2, 1, 3000)

@@ -70,6 +70,20 @@ def test_a_preset_is_put_in_its_line_and_nothing_else_changes(adopting, tmp_path
     assert yaml.safe_load((tmp_path / "tasks.yaml").read_text()) == {**expected, "tasks": tasks}
 
 
+def test_a_rule_can_be_named(adopting, tmp_path):
+    shutil.copy(TASKS, tmp_path / "tasks.yaml")
+    study = write_search(tmp_path, "fmnist", "map", {"sigma": 0.7})
+    found = json.loads((study / "search.json").read_text())
+    found["choices"]["level"] = {"trial": 0, "why": "lowest NLL"}
+    (study / "search.json").write_text(json.dumps(found))
+    assert adopting.adopt([study], tmp_path / "tasks.yaml", "level") == [
+        "fmnist, map: {'sigma': 9.0} (fmnist-map-extended)"
+    ]
+    assert yaml.safe_load((tmp_path / "tasks.yaml").read_text())["tasks"]["fmnist"]["presets"]["map"] == {"sigma": 9.0}
+    with pytest.raises(StfsebError, match="has no choice by 'paper': give its command again"):
+        adopting.adopt([study], tmp_path / "tasks.yaml", "paper")
+
+
 def test_settings_that_were_not_searched_and_comments_stay(adopting):
     text = adopting.with_preset(TASKS.read_text(), "mini", "gfsvi", {"a_eps": math.inf, "kernel_steps": 7})
     former = built_in()["tasks"]["mini"]["presets"]["gfsvi"]
@@ -149,6 +163,8 @@ def test_the_lists_of_the_repository_are_commands_that_exist(long_runs):
         ("[5]", "line 1"),
         ("search mini\nsearch 'mini", "line 2, .*No closing quotation"),
         ("search mini\nadopt fmnist", "line 2, .*a task that is searched above it"),
+        ("search mini\nadopt mini lowest", r"line 2, .*at most a rule \(paper, ours, level\)"),
+        ("search mini\nadopt mini ours level", "line 2, .*at most a rule"),
         ("adopt mini\nsearch mini", "line 1, .*a task that is searched above it"),
     ],
 )
@@ -298,7 +314,7 @@ def test_search_adopt_and_runs_in_one_process_and_again(tmp_path):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "list.txt").write_text(
         "search mini --method map --space extended --trials 2 --epochs 1 --finalists 1\n"
-        "adopt mini\n"
+        "adopt mini level\n"
         "paper table1,tempered --tasks mini --methods map --seeds 2 --epochs 1 --runs-only\n"
         "search mini --method map --space extended --trials 3 --epochs 1 --finalists 1\n"
     )

@@ -67,6 +67,7 @@ def test_dof_column_of_the_preset_is_the_preset():
     [
         ("mnist", "paper-rule", "26e84ba3", "paper"),
         ("fmnist", "paper-rule", "c70fbbe1-final5of40", "paper"),
+        ("fmnist", "level-rule", "c70fbbe1-final5of40", "level"),
         ("fmnist", "trials-300", "c70fbbe1-final5of300", "ours"),
     ],
 )

@@ -231,14 +231,19 @@ def hand_made(*trials, choices):
 def test_table_words_and_figure_show_the_choices():
     trials = [trial(index, 0.3 + index / 10) for index in range(15)]
     choices = {"paper": {"trial": 0, "why": "low"}, "ours": {"trial": 14, "why": "high"}}
+    choices["level"] = {"trial": 0, "why": "both"}
     found = hand_made(*trials, choices=choices)
     table = search_table(found)
     assert table.row_count == 11  # ten of the lowest NLL, and the choice that is not among them
-    assert [line.partition(",")[0] for line in search_in_words(found)[1:]] == ["paper: trial 0", "ours: trial 14"]
+    assert [line.partition(",")[0] for line in search_in_words(found)[1:]] == [
+        "paper: trial 0",
+        "ours: trial 14",
+        "level: trial 0",
+    ]
     figure = search_figure(found)
     (ax,), (legend,) = figure.axes, figure.legends
     assert len(ax.collections[0].get_offsets()) == 15
-    assert [text.get_text() for text in legend.get_texts()][-2:] == ["paper", "ours"]
+    assert [text.get_text() for text in legend.get_texts()][-3:] == ["paper", "ours", "level"]
     assert search_figure(hand_made(trial(0, 0.3, auroc=None), choices={})) is None
 
 

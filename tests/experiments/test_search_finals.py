@@ -20,7 +20,7 @@ from repository_scripts import ROOT, script
 from stfseb import cli
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
-from stfseb.experiments.search import Pruning, make_plan, read_search, search, worker
+from stfseb.experiments.search import Images, Pruning, make_plan, read_search, search, worker
 from stfseb.experiments.search.finals import final_plan, rank_correlation, short_list, standings
 from stfseb.experiments.search.outcome import finished_trials
 from stfseb.experiments.search.pruning import NEVER
@@ -483,7 +483,8 @@ def recorded_final(order=(3, 1, 0, 2, 5, 4), lost=()):
     for index, params in enumerate(final.draws(6)):
         one = trial(index, 0.3 + 0.001 * order.index(index), params=params, curve=[0.5] * 40)
         trials.append(one | ({"outcome": "diverged"} if index in lost else {}))
-    made = worker.outcome_of(final, trials, 6, title="Fashion-MNIST", classes=10, notes=[], more={})
+    about = {"title": "Fashion-MNIST", "classes": 10, "images": Images(6000, 1000), "notes": [], "more": {}}
+    made = worker.outcome_of(final, trials, 6, **about)
     return json.loads(json.dumps(made)), first
 
 
@@ -519,13 +520,13 @@ def test_tables_and_words_tell_a_final_from_a_search():
     assert trials_in_words(found) == "6 finalists of 40 trials of 10 epochs (6 complete)"
     assert search_in_words(found)[0] == "6 finalists finished (6 complete), 6 s of training."
     grid = search_grid([found, first])
-    assert [row[0].text for row in grid.cells] == ["40", "40", "6", "6"]  # the final below its search
-    assert grid.cells[2][0].below == ("finalists of 40", "extended grid", "100 epochs", "4 context copies")
+    assert [row[0].text for row in grid.cells] == ["40"] * 3 + ["6"] * 3  # a rule a row; the final below its search
+    assert grid.cells[3][0].below == ("finalists of 40", "extended grid", "100 epochs", "4 context copies")
     plain = json.loads((ROOT / "results/searches/fmnist-stfseb-extended-37a8b37f/search.json").read_text())
     assert search_command(plain) == f"{command} --set context_copies=0"
     assert search_grid([plain]).cells[0][0].below == ("extended grid", "10 epochs")
     trials = found["plan"]["shortlist"]["finalists"]
-    assert grid.cells[2][1].text == f"finalist 3 (trial {trials[3]['trial']})"
+    assert grid.cells[3][1].text == f"finalist 3 (trial {trials[3]['trial']})"
 
 
 # As a person runs it -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The two rules on trials made by hand, pruning, and the replay of a recorded search."""
+"""The rules on trials made by hand, pruning, and the replay of a recorded search."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 from search_helpers import trial
 
-from stfseb.experiments.search import Pruning, choose, replay_pruning
+from stfseb.experiments.search import Images, Pruning, choose, replay_pruning
 from stfseb.experiments.search.pruning import NEVER, Frontier
+from stfseb.experiments.search.rules import RULES
 
 RECORDED = Path(__file__).parent / "recorded_search.json"
 LONGER = Path(__file__).parents[2] / "results/searches/fmnist-stfseb-extended-f0e5fb50/search.json"
 
 
-def chosen(trials, rule):
-    return choose(trials, rule).trial["index"]
+IMAGES = Images(validation=6000, held_back=1000)
+
+
+def chosen(trials, rule, images=IMAGES):
+    return choose(trials, rule, images).trial["index"]
 
 
 def test_paper_takes_the_lowest_nll_as_trained():
@@ -38,16 +42,41 @@ def test_ours_takes_the_best_detector_within_one_standard_error_after_a_temperat
     assert choose(trials, "ours").rests_on == {0, 1}  # without 0 the bound would move
 
 
+def test_level_takes_the_lowest_nll_of_those_whose_auroc_the_images_cannot_tell_from_the_highest():
+    trials = [
+        trial(0, 0.30, tempered=0.190, se=0.008, auroc=0.99950),  # 0.00049 below, its standard error 0.00050
+        trial(1, 0.31, tempered=0.195, se=0.008, auroc=0.99999),
+        trial(2, 0.20, tempered=0.199, se=0.008, auroc=1.00000),  # outside
+        trial(3, 0.31, tempered=0.189, se=0.008, auroc=0.99940),  # 0.00059 below, its standard error 0.00055
+    ]
+    assert chosen(trials, "ours") == 1
+    choice = choose(trials, "level", IMAGES)
+    assert choice.trial["index"] == 0
+    assert choice.rests_on == {0, 1, 3}  # 3 sets the bound of the NLL, 1 that of the AUROC
+    assert choice.why == (
+        "lowest NLL of 2 whose AUROC is within its standard error of the highest, "
+        "3 trials within 0.0080 of the lowest NLL 0.1890"
+    )
+    assert chosen(trials, "level", Images(6000, 100)) == 3  # fewer images tell less apart
+    assert chosen(trials, "level", Images(6000, 10**6)) == 1
+
+
+def test_level_needs_to_know_of_how_many_images_an_auroc_is():
+    choice = choose([trial(0, 0.5)], "level")
+    assert choice.trial is None
+    assert "run the search again" in choice.why
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_ties_go_by_nll_and_then_by_number(order):
     trials = [trial(0, 0.30, auroc=0.9), trial(1, 0.295, auroc=0.9), trial(2, 0.295, auroc=0.9)]
     trials = [trials[i] for i in order]
-    assert chosen(trials, "ours") == 1
-    assert chosen(trials, "paper") == 1
+    for rule in RULES:
+        assert chosen(trials, rule) == 1
 
 
 def test_one_trial_and_none():
-    for rule in ("paper", "ours"):
+    for rule in RULES:
         assert chosen([trial(0, 0.5)], rule) == 0
         nothing = choose([], rule)
         assert nothing.trial is None
@@ -56,6 +85,7 @@ def test_one_trial_and_none():
 
 def test_without_held_back_images_the_lowest_nll_after_a_temperature_and_it_says_so():
     trials = [trial(0, 0.3, tempered=0.29, auroc=None), trial(1, 0.4, tempered=0.28, auroc=None)]
+    assert choose(trials, "level", Images(300, 0)).trial["index"] == 1
     choice = choose(trials, "ours")
     assert choice.trial["index"] == 1
     assert "no held-back context images" in choice.why
@@ -63,7 +93,7 @@ def test_without_held_back_images_the_lowest_nll_after_a_temperature_and_it_says
 
 def test_trials_that_did_not_end_are_never_chosen():
     bad = [trial(0, 0.01, outcome="pruned"), {"index": 1, "params": {}, "outcome": "diverged", "reason": "nan"}]
-    for rule in ("paper", "ours"):
+    for rule in RULES:
         assert chosen([*bad, trial(2, 0.9)], rule) == 2
         assert choose(bad, rule).trial is None
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from stfseb.cli import app
 from stfseb.errors import StfsebError
+from stfseb.evaluation.ood import auroc_error
 from stfseb.experiments.records import write_record
 from stfseb.experiments.search.store import Store
 from stfseb.report import page as page_module
@@ -82,7 +83,9 @@ def test_both_choices_are_the_best_of_the_recorded_trials(results):
         ["FMNIST", "ST-FS-EB", "ours"],
         ["FMNIST", "GFSVI", "the paper's"],
         ["FMNIST", "GFSVI", "ours"],
+        ["FMNIST", "GFSVI", "level"],
     ]
+    level = rows.pop()
     for study, (paper, ours) in zip(reversed(STUDIES), zip(rows[::2], rows[1::2], strict=True), strict=True):
         whole = [t for t in recorded(study)["trials"] if t["outcome"] == "complete"]
         low = min(whole, key=lambda t: t["nll"])
@@ -90,7 +93,10 @@ def test_both_choices_are_the_best_of_the_recorded_trials(results):
         edge = first["tempered_nll"] + first["tempered_nll_se"]
         near = [t for t in whole if t["metrics"]["tempered_nll"] <= edge]
         high = max(near, key=lambda t: t["metrics"]["tempered_auroc"])
-        for row, trial in ((paper, low), (ours, high)):
+        top = high["metrics"]["tempered_auroc"]
+        good = [t for t in near if (a := t["metrics"]["tempered_auroc"]) + auroc_error(a, 6000, 1000) >= top]
+        last = min(good, key=lambda t: t["metrics"]["tempered_nll"])
+        for row, trial in ((paper, low), (ours, high), *([(level, last)] if rows[-1] is ours else [])):
             m = trial["metrics"]
             assert row[3] == "40"
             assert row[6:8] == [f"{trial['nll']:.4f}", f"{m['tempered_nll']:.4f}"]

@@ -7,6 +7,7 @@ the same the other way round, AUPR and FPR95 would not. Scores come from the sam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,19 @@ def auroc(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
     strictly = np.searchsorted(below, scores, side="left")
     or_equal = np.searchsorted(below, scores, side="right")
     return float((strictly + or_equal).mean() / (2 * len(below)))
+
+
+def auroc_error(value: float, familiar: int, unfamiliar: int) -> float:
+    """Return the standard error of an AUROC of so many images, by Hanley and McNeil (Radiology 143, 1982).
+
+    With A the AUROC, n familiar and m unfamiliar images, and the probabilities that two unfamiliar images both look
+    less familiar than a familiar one, Q1 = A / (2 - A), and that one does than two familiar ones, Q2 = 2 A^2 / (1 + A):
+    ``sqrt((A (1 - A) + (m - 1) (Q1 - A^2) + (n - 1) (Q2 - A^2)) / (n m))``, exact for exponentially distributed
+    scores. It asks for no scores, so it can be had of a recorded AUROC. At A = 1 it is 0.
+    """
+    both, one = value / (2 - value), 2 * value**2 / (1 + value)
+    spread = (unfamiliar - 1) * (both - value**2) + (familiar - 1) * (one - value**2)
+    return math.sqrt(max(0.0, value * (1 - value) + spread) / (familiar * unfamiliar))
 
 
 def aupr(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:

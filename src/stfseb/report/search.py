@@ -1,4 +1,4 @@
-"""A search to look at: the table of its best trials, what the two rules chose, and the two quantities they weigh."""
+"""A search to look at: the table of its best trials, what the rules chose, and the two quantities they weigh."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ _FIGURES: dict[str, tuple[bool, Callable[[Search], str]]] = {
     "AUROC at T": (True, lambda trial: _percent(trial["metrics"]["tempered_auroc"])),
     "epochs": (False, lambda trial: str(trial["epochs"])),
 }
-_MARKS = {"paper": ("o", 170, "none", UNFAMILIAR[1]), "ours": ("*", 120, UNFAMILIAR[0], INK)}  # both seen on one spot
+_MARKS = {  # all seen on one spot
+    "paper": ("o", 170, "none", UNFAMILIAR[1]),
+    "ours": ("*", 120, UNFAMILIAR[0], INK),
+    "level": ("s", 260, "none", FAMILIAR),
+}
 
 
 def search_table(found: Search, width: int = 120, top: int = 10) -> Table:
-    """Return the trials of the lowest NLL and the two choices, one row each, repeats left out.
+    """Return the trials of the lowest NLL and the choices, one row each, repeats left out.
 
     "at T" is after the trial's own temperature; where not all columns have room, the less telling are left out.
     """
@@ -48,13 +52,13 @@ def search_table(found: Search, width: int = 120, top: int = 10) -> Table:
     columns |= {name: [_setting(trial["params"][name]) for trial in rows] for name in settings}
     columns |= {name: [show(trial) for trial in rows] for name, (_, show) in _FIGURES.items()}
     rules = [[rule for rule, index in chosen.items() if index == trial["index"]] for trial in rows]
-    columns["chosen by"] = [", ".join(names) for names in rules]
+    columns["chosen by"] = ["all" if len(names) == len(chosen) > 2 else ", ".join(names) for names in rules]
     spare = width - 1 - sum(max(map(len, (name, *cells))) + 1 for name, cells in columns.items())
     shown = [name for name in columns if spare >= 0 or name not in _FIGURES or _FIGURES[name][0]]
     title = f"{found['study']}: best of {_counted(found, len(found['trials']))}, on validation images"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1 if spare >= 2 * len(columns) else 0))
     for name in shown:
-        table.add_column(name, justify="left" if name == "chosen by" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "chosen by" else "right", no_wrap=name != "chosen by")
     for place, names in enumerate(rules):
         table.add_row(*(columns[name][place] for name in shown), style="bold" if names else "")
     return table
@@ -94,7 +98,7 @@ def ranks_in_words(found: Search) -> list[str]:
 
 
 def search_figure(found: Search, *, small: bool = False, title: str = "") -> Figure | None:
-    """Validation NLL after one temperature against AUROC of held-back context images, the two choices marked.
+    """Validation NLL after one temperature against AUROC of held-back context images, the choices marked.
 
     A small one, among others, leaves it to the text to say what the marks are.
     """

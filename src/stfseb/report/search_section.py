@@ -1,4 +1,4 @@
-"""The part of the page that shows searches: what both rules chose, and the trials that they chose from."""
+"""The part of the page that shows searches: what the rules chose, and the trials that they chose from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What searches chose, in a table: both rules' choices, and where and how each search was made."""
+"""What searches chose, in a table: the rules' choices, and where and how each search was made."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stfseb.report.results_words import code_words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_RULES = {"paper": "the paper's", "ours": "ours"}
+_RULES = {"paper": "the paper's", "ours": "ours", "level": "level"}
 
 
 def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
-    """Return what both rules chose in every search, and whether it is the preset now."""
+    """Return what the rules chose in every search, and whether it is the preset now."""
     if not searches:
         return None
     ranked = in_order(searches)
@@ -44,6 +44,7 @@ def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
         "Preset: whether the task's preset has these settings now."
         ),
         *_older(ranked),
+        *_level(ranked),
         *_grid_ends(ranked),
         *(f"{found['study']}: {trials_in_words(found)}; `{search_command(found)}`; "
           f"stfseb {code_words(found.get('code') or {})}." for found in ranked),
@@ -59,6 +60,16 @@ def _older(ranked: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         return ()
     which = "" if len(names) == len(ranked) else f" ({', '.join(names)})"
     return (f"Made when T divided the outputs of every sample, before they are averaged{which}.",)
+
+
+def _level(ranked: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Say what the rule `level` is, where some search has a choice by it, and why not all have."""
+    having = [found for found in ranked if "level" in found["choices"]]
+    if not having:
+        return ()
+    words = "Level: as ours, but of those whose AUROC is within its standard error of the highest the lowest NLL"
+    others = "" if len(having) == len(ranked) else "; searches made before there was this rule have no choice by it"
+    return (f"{words}{others}.",)
 
 
 def in_order(searches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -2,7 +2,7 @@
 
 Short trials are good for throwing settings out and less good for the last choice: what learns fastest need not end
 best, and how strongly a prior should hold is not seen before a network can overfit. So the first study's trials make
-a short list, and the final is a search of its own with this list in place of random draws and nothing pruned. Both
+a short list, and the final is a search of its own with this list in place of random draws and nothing pruned. The
 rules then choose among the finalists, on the same validation and held-back images.
 """
 

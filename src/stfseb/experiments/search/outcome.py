@@ -1,4 +1,4 @@
-"""What a search leaves behind: search.json (every trial) and preset.yaml (the two choices as settings)."""
+"""What a search leaves behind: search.json (every trial) and preset.yaml (the choices as settings)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stfseb.experiments.search.plan import Plan
-    from stfseb.experiments.search.rules import Trial
+    from stfseb.experiments.search.rules import Images, Trial
 
 FORMAT = 1
 
@@ -29,10 +29,11 @@ def outcome_of(
     *,
     title: str,
     classes: int,
+    images: Images,
     notes: Sequence[str],
     more: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return a search as plain data: the plan, every finished trial and what the two rules choose."""
+    """Return a search as plain data: the plan, every finished trial and what the rules choose."""
     counts = {name: sum(t["outcome"] == name for t in trials) for name in ("complete", "pruned", "diverged", "failed")}
     return {
         "format": FORMAT,
@@ -43,14 +44,15 @@ def outcome_of(
         "asked": total,
         "counts": counts | {"repeats": sum(t.get("same_as") is not None for t in trials)},
         "notes": list(notes),
-        "choices": {rule: _chosen(plan.base, trials, rule) for rule in RULES},
+        "images": images._asdict(),
+        "choices": {rule: _chosen(plan.base, trials, rule, images) for rule in RULES},
         **more,
         "trials": list(trials),
     }
 
 
-def _chosen(base: dict[str, Any], trials: Sequence[Trial], rule: str) -> dict[str, Any]:
-    choice = choose(trials, rule)
+def _chosen(base: dict[str, Any], trials: Sequence[Trial], rule: str, images: Images) -> dict[str, Any]:
+    choice = choose(trials, rule, images)
     if choice.trial is None:
         return {"trial": None, "why": choice.why}
     return {"trial": choice.trial["index"], "why": choice.why, "settings": {**base, **choice.trial["params"]}}
@@ -66,7 +68,7 @@ def write_search(folder: Path, found: dict[str, Any]) -> tuple[Path, Path]:
 
 
 def preset(found: dict[str, Any]) -> str:
-    """Return the two choices as the `presets` of a task, each with where it comes from."""
+    """Return the choices as the `presets` of a task, each with where it comes from."""
     method, task = found["plan"]["method"], found["plan"]["task"]
     listed = found["plan"].get("shortlist")
     count = f"by a search of {found['asked']} trials"
@@ -74,7 +76,7 @@ def preset(found: dict[str, Any]) -> str:
         count = f"among {found['asked']} finalists of {listed['trials']} trials"
     lines = [
         f"# Found {count} of {method} on {task}: study {found['study']}.",
-        "# Put the `presets` of one of the two into the task's entry in tasks.yaml, or into your own task file.",
+        "# Put the `presets` of one of these into the task's entry in tasks.yaml, or into your own task file.",
     ]
     for rule, choice in found["choices"].items():
         if choice["trial"] is None:

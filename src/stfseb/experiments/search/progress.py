@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from stfseb.experiments.search.rules import RULES, choose
+from stfseb.experiments.search.rules import choose
 from stfseb.experiments.search.worker import Watcher
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _QUIET = 30.0  # seconds without a line, after which an epoch is worth one
 
 
 class SearchProgress(Watcher):
-    """Trials done of all, how they ended, the best so far under both rules, and the time that is left."""
+    """Trials done of all, how they ended, the best so far by the paper's rule and ours, and the time left."""
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
         self.console = console
@@ -138,8 +138,8 @@ def _figures(trial: dict[str, Any]) -> str:
 
 
 def _best(trials: list[Trial]) -> str:
-    """Return what both rules would choose now."""
-    paper, ours = (choose(trials, rule).trial for rule in RULES)
+    """Return what the paper's rule and ours would choose now."""
+    paper, ours = (choose(trials, rule).trial for rule in ("paper", "ours"))
     if paper is None or ours is None:
         return "none"
     if paper["index"] == ours["index"]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from stfseb.experiments.search.rules import RULES, choose
+from stfseb.experiments.search.rules import RULES, Images, choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -97,7 +97,7 @@ class Replay:
 
     @property
     def safe(self) -> bool:
-        """Tell whether both rules choose as without pruning, in whatever order trials finish."""
+        """Tell whether all rules choose as without pruning, in whatever order trials finish."""
         return not self.lost
 
 
@@ -118,7 +118,8 @@ def replay_pruning(record: dict[str, Any], rule: Pruning | None = None) -> Repla
             pruned.append(trial["index"])
             saved += len(trial["history"]["nll"]) - end
     epochs = sum(len(t["history"]["nll"]) for t in trained)
-    lost = [name for name in RULES if choose(trials, name).rests_on & set(at_risk)]
+    images = Images(**record["images"]) if "images" in record else None  # what is older has none
+    lost = [name for name in RULES if choose(trials, name, images).rests_on & set(at_risk)]
     return Replay(pruned, at_risk, lost, epochs, saved)
 
 

@@ -13,6 +13,7 @@ from stfseb.data.tasks import load_task
 from stfseb.experiments.search.finals import check_finalists, epochs, final_plan
 from stfseb.experiments.search.outcome import finished_trials, outcome_of, write_search, written_by
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
+from stfseb.experiments.search.rules import Images
 from stfseb.experiments.search.store import Store
 from stfseb.experiments.search.trials import Trainer, search_data
 from stfseb.training.interrupts import Interrupted
@@ -133,6 +134,7 @@ def _write(store: Store, material: SearchData, here: Path) -> dict[str, Any]:
         store.total,
         title=task.title,
         classes=task.classes,
+        images=Images(len(material.data.validation), 0 if held is None else len(held)),
         notes=[*made, *material.data.notes, said],
         more={"code": written_by(here, trials) or code_version(), "data": material.facts()},
     )
