@@ -45,19 +45,21 @@ def check_run(folder: Path) -> dict[str, Any]:
 
 
 def disagreements(record: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the settings that a run had otherwise than its job says, with what they were and should have been.
+    """Return what a run had otherwise than its job says, settings and training, each as it was and should have been.
 
-    What a job leaves out is judged only where it is left out at its default (`Settings.later`). Ensembles are not.
+    What a job leaves out is judged only where it is left out at its default (`Settings.later`). Settings of ensembles
+    are not judged.
     """
-    job = record["job"]
+    job, trained = record["job"], record.get("training", record["job"]["training"])
+    found = [(name, trained.get(name), value) for name, value in job["training"].items() if trained.get(name) != value]
     if job["method"] == "ensemble" or "settings" not in record:
-        return []
+        return found
     kind = method_class(job["method"]).settings_type
     had, planned = (
         {**kind.later(), **kind.plain({k: v for k, v in given.items() if k in kind.names()})}
         for given in (record["settings"], job["settings"])
     )
-    return [(name, had.get(name), value) for name, value in planned.items() if had.get(name) != value]
+    return found + [(name, had.get(name), value) for name, value in planned.items() if had.get(name) != value]
 
 
 def files_of(folder: Path) -> list[str]:

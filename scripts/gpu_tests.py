@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", "-m", "gpu")
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:xdist")
+PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", *WITHOUT, "-m", "gpu")
 
 
 def collected(words: list[str]) -> list[str]:

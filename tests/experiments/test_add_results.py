@@ -77,6 +77,15 @@ def test_a_run_with_another_dof_than_planned_is_refused(adding, tmp_path):
         adding.add(tmp_path / "a", tmp_path / "here")
 
 
+def test_a_run_that_was_trained_otherwise_than_planned_is_refused(adding, tmp_path):
+    file = write_run(tmp_path / "a", 0) / "record.json"
+    record = json.loads(file.read_text())
+    planned = record["job"]["training"]
+    file.write_text(json.dumps({**record, "training": {**planned, "lr": 0.1}}))
+    with pytest.raises(StfsebError, match=rf"planned with lr={planned['lr']} and run with lr=0\.1"):
+        adding.add(tmp_path / "a", tmp_path / "here")
+
+
 def test_parts_measured_later_are_added(adding, tmp_path):
     write_run(tmp_path / "a", 0, parts=())
     adding.add(tmp_path / "a", tmp_path / "here")

@@ -204,7 +204,7 @@ def test_a_driver_started_anew_takes_up_the_runs_under_way(tiny, tmp_path):
 
     folder, results = tmp_path / "cluster", tmp_path / "results"
     folder.mkdir()
-    jobs = [make_job(tiny, "map", seed, training={"epochs": 200}) for seed in range(2)]
+    jobs = [make_job(tiny, "map", seed, training={"epochs": 1000}) for seed in range(2)]  # beyond both starts
     with cluster(folder) as dask:
         with distributed.Client(dask.address, set_as_default=False, timeout="60s") as client:
             client.wait_for_workers(2, timeout=240)  # one for each run: both are under way at once
@@ -225,7 +225,7 @@ def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
     folder.mkdir()
     # Of different groups, so that each is a task of its own that takes half of the (pretended) card. Long enough to
     # overlap although the processes that do them do not start at the same moment.
-    jobs = [make_job(tiny, "map", 0, training={"epochs": 60 + i}) for i in range(4)]
+    jobs = [make_job(tiny, "map", 0, training={"epochs": 300 + i}) for i in range(4)]
     wrong = make_job(tiny, "map", 1, settings={"sigma": -1.0})
     found = Cluster(folder, shared=False)
     found.start_scheduler()
@@ -249,7 +249,7 @@ def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
 
 def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("STFSEB_SCRATCH", str(tmp_path / "scratch"))
-    jobs = [make_job(tiny, "map", seed, training={"epochs": epochs}) for seed, epochs in enumerate((30, 300))]
+    jobs = [make_job(tiny, "map", seed, training={"epochs": epochs}) for seed, epochs in enumerate((30, 1500))]
     share = []
 
     def watch():

@@ -44,6 +44,11 @@ def test_what_was_skipped_is_not_passed(gpu_tests, tmp_path, monkeypatch, capsys
     assert "1 tests: {'skipped': 1}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_all_tests_can_be_collected_where_pytest_is_alone(gpu_tests):
+    assert len(gpu_tests.collected(["tests"])) >= 60
+
+
 def test_a_place_without_such_tests_is_said(gpu_tests):
     assert (ROOT / "tests" / "test_files.py").exists()
     with pytest.raises(SystemExit, match="no test could be collected"):

@@ -149,7 +149,7 @@ def test_one_training_of_twenty_seconds_killed_twenty_times(task, nursery, tmp_p
         for _ in range(KILLS - kills):
             known = run is not None and (run / "run.json").exists()
             again = ["train", "--resume", run, "--quiet", *often] if known else [*words, epochs, "--out", out, *often]
-            code, _ = nursery.run(*again, kill_after=moments.uniform(0.4, 0.09 * whole))
+            code, _ = nursery.run(*again, kill_after=moments.uniform(0.4, max(1.5, 0.09 * whole)))
             assert code in (-9, 0), nursery.log.read_text()
             found = sorted(out.iterdir()) if out.exists() else []  # none: killed before it had made its folder
             run = next((one for one in found if (one / "run.json").exists()), None)
@@ -241,7 +241,7 @@ def test_kills_in_the_middle_of_writing(tmp_path):
 def test_the_command_says_how_to_go_on(signum, code, task, tmp_path):
     """Asked to stop, the command ends with the shell's code and one line, which holds the command that goes on."""
     command = [sys.executable, "-m", "stfseb.cli", "train", task, "--method", "map", "--out", tmp_path, "--quiet"]
-    command += ["--epochs", "30"]  # long enough to be stopped in the middle
+    command += ["--epochs", "100"]  # long enough to be stopped in the middle
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=settings)
     deadline = time.monotonic() + 120

@@ -58,7 +58,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     settings_type: ClassVar[type[Settings]]
     live_names: ClassVar[tuple[str, ...]] = ()  # the continuous settings, which may become tensors on the device
     live_settings: ClassVar[tuple[str, ...]] = ()  # the arguments that they come from, where the names differ
-    rows: ClassVar[dict[str, int]] = {}  # of one pass of prediction by kind of device, where `_ROWS` does not suit
+    rows: ClassVar[dict[str, int]] = {}  # of one pass of a convolutional network, where `_ROWS` does not suit
     # DistributedDataParallel would send all context images from one process to the others at every step.
     _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
     net: nn.Module
@@ -319,7 +319,8 @@ class Method(DecidingMixin, nn.Module, ABC):
 
     def _rows(self, samples: int) -> int:
         """Return how many rows one pass of prediction takes."""
-        return max(1, {**_ROWS, **self.rows}.get(self.like.device.type, 16384) // samples)
+        own = self.rows if any(parameter.ndim == 4 for parameter in self.net.parameters()) else {}
+        return max(1, {**_ROWS, **own}.get(self.like.device.type, 16384) // samples)
 
     def extra_repr(self) -> str:
         """Show the settings in `print(method)`."""

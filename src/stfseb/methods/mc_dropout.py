@@ -49,7 +49,7 @@ class MCDropoutSettings(Settings):
 class DropoutMethod(Method):
     """What the methods whose posterior is MC dropout share: masks, folding, the weight of the prior."""
 
-    rows = {"cpu": 1024}  # of a convolutional network, these stay in the caches  # noqa: RUF012
+    rows = {"cpu": 1024}  # these stay in the caches  # noqa: RUF012
 
     def __init__(self, net: nn.Module, settings: Settings, likelihood: Likelihood | None) -> None:
         super().__init__(net, settings, likelihood)

@@ -3,7 +3,8 @@
 All of it happens to the calls of one pass. In every pass, on any device (`Pass`):
 
 - `view` is `reshape`: a network that flattens by `x.view(len(x), -1)` need not know how a convolution's output lies.
-  Where that makes a copy which is then written to, and what it was taken of is read again, the pass ends in an error.
+  Where that makes a copy, one of the two is then written to and the other read, the pass ends in an error. (What is
+  written through `.data`, in inference mode or to what the network returns goes unnoticed.)
 
 On a CPU, in chains of layers that take any layout (`Pass(laid_out=True)`):
 
@@ -24,7 +25,7 @@ In bf16 on a GPU (`CardLayout`):
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,12 +66,21 @@ class Pass(TorchFunctionMode):
     def __init__(self, *, laid_out: bool = False) -> None:
         super().__init__()
         self.laid_out = laid_out
-        self._copied: list[tuple[Tensor, Tensor, int]] = []  # what was viewed, its copy, and how often that was written
+        self._copied: list[_Copied] = []
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call as described above."""
-        if self._copied:
-            self._check([*args, *kwargs.values()])
+        lost = bool(self._copied) and _may_choose() and self._lost([*args, *kwargs.values()])
+        out = self._made(func, args, kwargs)
+        if lost and any(isinstance(one, Tensor) for one in _flat([out])):  # else it was a shape, say, that was read
+            raise StfsebError(
+                "the network writes into a view of a tensor, or into the tensor, and reads the other again; laid out "
+                "channels last that view is a copy: use reshape and go on with its result, or train with "
+                "precision='float32'"
+            )
+        return out
+
+    def _made(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is Tensor.view and not isinstance(args[-1], torch.dtype) and "dtype" not in kwargs:
             return self._viewed(args[0], Tensor.reshape(*args, **({"shape": kwargs["size"]} if kwargs else {})))
         if func is Tensor.view_as:
@@ -81,17 +91,40 @@ class Pass(TorchFunctionMode):
 
     def _viewed(self, x: Tensor, out: Tensor) -> Tensor:
         if _may_choose() and not out.is_inference() and _memory(out) != _memory(x):
-            self._copied.append((x, out, out._version))
+            self._copied.append(_Copied(x, x._version, out, out._version))
         return out
 
-    def _check(self, given: list[Any]) -> None:
-        read = [one for value in given for one in (value if isinstance(value, list | tuple) else (value,))]
-        for x, copy, version in self._copied:
-            if copy._version != version and any(value is x for value in read):
-                raise StfsebError(
-                    "the network writes into a view of a tensor and reads the tensor again; laid out channels last "
-                    "that view is a copy: use reshape and go on with its result, or train with precision='float32'"
-                )
+    def _lost(self, given: list[Any]) -> bool:
+        """Tell whether something is read that would be otherwise if copied views were views."""
+        tensors = (one for one in _flat(given) if isinstance(one, Tensor) and one.layout is torch.strided)
+        for read in {_memory(one) for one in tensors}:
+            for one in self._copied:
+                if read == _memory(one.copy):  # stale where its original was written to, or another copy of that
+                    others = [o for o in self._copied if o is not one and _memory(o.of) == _memory(one.of)]
+                    if one.of._version != one.of_was or any(o.copy_written for o in others):
+                        return True
+                elif read == _memory(one.of) and one.copy_written:
+                    return True
+        return False
+
+
+class _Copied(NamedTuple):
+    """A tensor that was viewed and its copy, each with how often it had been written to by then."""
+
+    of: Tensor
+    of_was: int
+    copy: Tensor
+    copy_was: int
+
+    @property
+    def copy_written(self) -> bool:
+        """Tell whether the copy was written to since."""
+        return self.copy._version != self.copy_was
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from value if isinstance(value, list | tuple) else (value,)
 
 
 def _may_choose() -> bool:
@@ -114,7 +147,10 @@ def _last_on_cpu(x: Tensor) -> Tensor:
 
 @contextmanager
 def layout_kept(net: nn.Module) -> Iterator[None]:
-    """Lay plain weights out plainly again in the end: whoever calls the network next may `view` what it returns."""
+    """Lay plain weights out plainly again in the end: whoever calls the network next may `view` what it returns.
+
+    With them their gradients: torch's fused optimisers go through both side by side.
+    """
     were = [(parameter, parameter.is_contiguous()) for parameter in net.parameters()]
     try:
         yield
@@ -122,6 +158,8 @@ def layout_kept(net: nn.Module) -> Iterator[None]:
         for parameter, plain in were:
             if plain:
                 parameter.data = parameter.data.contiguous()
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.contiguous()
 
 
 class CardLayout(TorchFunctionMode):

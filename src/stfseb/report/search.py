@@ -30,7 +30,7 @@ _FIGURES: dict[str, tuple[bool, Callable[[Search], str]]] = {
 _MARKS = {  # all seen on one spot
     "paper": ("o", 170, "none", UNFAMILIAR[1]),
     "ours": ("*", 120, UNFAMILIAR[0], INK),
-    "level": ("s", 260, "none", FAMILIAR),
+    "level": ("s", 260, "none", UNFAMILIAR[2]),
 }
 
 

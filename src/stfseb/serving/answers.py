@@ -38,7 +38,7 @@ class Answers:
     def __call__(self, x: Tensor) -> list[dict[str, Any]]:
         """Return one answer a row of images (N, C, H, W) in [0, 1]."""
         method = self.method
-        with torch.inference_mode():
+        with torch.no_grad():
             outputs = method.sample_logits(x, self.samples, seed=self.seed)
             decisions = method.judge(tempered(method.calibration, method.likelihood, outputs))
             assert isinstance(method.likelihood, Classification)

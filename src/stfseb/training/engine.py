@@ -16,6 +16,8 @@ from torch import Tensor
 
 from stfseb.errors import StfsebError
 from stfseb.networks.capturing import capturing
+from stfseb.networks.folding import chain
+from stfseb.networks.layout import takes_any_layout
 from stfseb.networks.precision import resolve, running
 from stfseb.training.batches import Batches, ResidentBatches
 from stfseb.training.folds import Folds
@@ -269,8 +271,8 @@ def make_engine(
     why = "" if capture is False else _cannot_capture(method, batches, asked=bool(capture))
     engine: Engine
     on_cuda = method.like.device.type == "cuda"
-    if chosen == "bf16" and on_cuda:
-        # Convolutions in bf16 want channels last; the numbers are the same (on the CPU see `Pass`).
+    if chosen == "bf16" and (on_cuda or not takes_any_layout(chain(method.net))):
+        # Convolutions in bf16 want channels last; the numbers are the same (other chains on the CPU: see `Pass`).
         for parameter in method.net.parameters():
             if parameter.ndim == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
