@@ -107,7 +107,7 @@ def test_a_method_without_a_line_gets_one_in_its_own_task(adopting):
     [
         ("fmnist", {"trials": 1}, "1 of 2 trials: finish it first"),
         ("fmnist", {"chosen": None}, "has chosen nothing: no trial was trained to its end"),
-        ("pathmnist", {}, "write the presets of 'pathmnist' a method a line"),
+        ("organamnist", {}, "write the presets of 'organamnist' a method a line"),
         ("nowhere", {}, "no task 'nowhere'"),
     ],
 )
