@@ -25,7 +25,10 @@ from stfseb.files import write_text
 def chosen(search: dict[str, Any], rule: str = "ours") -> dict[str, Any]:
     """Return the settings that a rule chose among the trials of a finished search."""
     if rule not in search["choices"]:
-        raise StfsebError(f"{search['study']} has no choice by '{rule}': give its command again (it trains nothing)")
+        remedy = "give its command again (it trains nothing)"
+        if "temperature" not in search["plan"]:
+            remedy = "it was made under an older temperature, so a new search is needed"
+        raise StfsebError(f"{search['study']} has no choice by '{rule}': {remedy}")
     trial, done = search["choices"][rule]["trial"], len(search["trials"])
     if done != search["asked"]:
         raise StfsebError(f"{search['study']} has {done} of {search['asked']} trials: finish it first (stfseb search)")
@@ -63,10 +66,13 @@ def with_preset(text: str, task: str, method: str, settings: dict[str, Any]) -> 
 def adopt(studies: list[Path], file: Path | None = None, rule: str = "ours") -> list[str]:
     """Edit tasks.yaml (by default the package's own) and return a line for each search."""
     path = Path(str(resources.files("stfseb.data"))) / "tasks.yaml" if file is None else file
-    text, said = path.read_text(encoding="utf-8"), []
+    text, said, took = path.read_text(encoding="utf-8"), [], dict[tuple[str, str], str]()
     for study in studies:
         search = read_search(study)
         settings, plan = chosen(search, rule), search["plan"]
+        other = took.setdefault((plan["task"], plan["method"]), search["study"])
+        if other != search["study"]:
+            raise StfsebError(f"{search['study']} and {other} are of one method on one task: name the one that counts")
         presets = (yaml.safe_load(text)["tasks"].get(plan["task"]) or {}).get("presets") or {}
         had, has = (one.get("context_copies", 0) for one in (plan.get("base", {}), presets.get(plan["method"]) or {}))
         if had != has:
@@ -75,10 +81,12 @@ def adopt(studies: list[Path], file: Path | None = None, rule: str = "ours") -> 
                 f"has {has}: make them equal in tasks.yaml, then again"
             )
         text = with_preset(text, plan["task"], plan["method"], settings)
-        said.append(f"{plan['task']}, {plan['method']}: {settings} ({search['study']})")
+        former = {k: v for k, v in (presets.get(plan["method"]) or {}).items() if k in settings}
+        was = "as it was" if former == settings else f"before {former or 'nothing'}"
+        said.append(f"{plan['task']}, {plan['method']}: {settings}, {was} ({search['study']}, by {rule})")
     write_text(path, text)
     built_in.cache_clear()
-    return said
+    return [*said, f"written: {path}; runs at these settings and 'make results' come next"]
 
 
 def main() -> int:

@@ -66,7 +66,7 @@ def read_lines(text: str) -> list[Line]:
         except ValueError as error:
             raise StfsebError(f"line {number}, '{line.strip()}': {error}") from None
         if len(parts) < 2 or parts[0] not in ("search", "paper", "adopt"):
-            raise StfsebError(f"line {number}, '{line.strip()}': begin with search, paper or adopt")
+            raise StfsebError(f"line {number}, '{line.strip()}': begin with search, paper or adopt, and say of what")
         if parts[0] == "adopt" and not _can_adopt(parts, [one.words for one in found]):
             raise StfsebError(
                 f"line {number}, '{line.strip()}': write adopt, a task that is searched above it, and at most a rule "
@@ -182,7 +182,7 @@ def run(lines: list[Line], out: Path, seconds: float) -> int:
             elif not limit.stopped and limit.left > line.needs:
                 print(f"{began - BEGAN:6.0f} s: {text}", flush=True)
                 said = ended(line.words, [one.words for one in lines[:number]], out, limit)
-            blocked = blocked or (line.words[0] == "adopt" and said != DONE)
+            blocked = blocked or (line.words[0] == "adopt" and said not in (DONE, NOT_BEGUN))
             missing += said != DONE
             now = time.monotonic()
             _log(out, {"command": text, "ended": said, "at": round(began - BEGAN, 1), "seconds": round(now - began, 1)})

@@ -56,9 +56,12 @@ def test_a_preset_is_put_in_its_line_and_nothing_else_changes(adopting, tmp_path
         write_search(tmp_path, "fmnist", "gfsvi", {"kernel": "rbf", "a_eps": 0.25, "gamma": 1e-9}),
         write_search(tmp_path, "fmnist", "map", {"sigma": 0.7}),
     ]
+    had = {name: PRESETS["fmnist"]["gfsvi"][name] for name in ("kernel", "a_eps", "gamma")}
+    now = "{'kernel': 'rbf', 'a_eps': 0.25, 'gamma': 1e-09}"
     assert adopting.adopt(studies, file=tmp_path / "tasks.yaml") == [
-        "fmnist, gfsvi: {'kernel': 'rbf', 'a_eps': 0.25, 'gamma': 1e-09} (fmnist-gfsvi-extended)",
-        "fmnist, map: {'sigma': 0.7} (fmnist-map-extended)",
+        f"fmnist, gfsvi: {now}, before {had} (fmnist-gfsvi-extended, by ours)",
+        f"fmnist, map: {{'sigma': 0.7}}, before {PRESETS['fmnist']['map']} (fmnist-map-extended, by ours)",
+        f"written: {tmp_path / 'tasks.yaml'}; runs at these settings and 'make results' come next",
     ]
     before, after = TASKS.read_text().splitlines(), (tmp_path / "tasks.yaml").read_text().splitlines()
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
@@ -76,12 +79,27 @@ def test_a_rule_can_be_named(adopting, tmp_path):
     found = json.loads((study / "search.json").read_text())
     found["choices"]["level"] = {"trial": 0, "why": "lowest NLL"}
     (study / "search.json").write_text(json.dumps(found))
-    assert adopting.adopt([study], tmp_path / "tasks.yaml", "level") == [
-        "fmnist, map: {'sigma': 9.0} (fmnist-map-extended)"
-    ]
+    for was in (f"before {PRESETS['fmnist']['map']}", "as it was"):
+        first, _ = adopting.adopt([study], tmp_path / "tasks.yaml", "level")
+        assert first == f"fmnist, map: {{'sigma': 9.0}}, {was} (fmnist-map-extended, by level)"
     assert yaml.safe_load((tmp_path / "tasks.yaml").read_text())["tasks"]["fmnist"]["presets"]["map"] == {"sigma": 9.0}
+    with pytest.raises(StfsebError, match="has no choice by 'paper': it was made under an older temperature"):
+        adopting.adopt([study], tmp_path / "tasks.yaml", "paper")
+    found["plan"]["temperature"] = "average"
+    (study / "search.json").write_text(json.dumps(found))
     with pytest.raises(StfsebError, match="has no choice by 'paper': give its command again"):
         adopting.adopt([study], tmp_path / "tasks.yaml", "paper")
+
+
+def test_two_searches_of_one_method_are_refused(adopting, tmp_path):
+    shutil.copy(TASKS, tmp_path / "tasks.yaml")
+    one = write_search(tmp_path / "a", "fmnist", "map", {"sigma": 0.7})
+    other = write_search(tmp_path / "b", "fmnist", "map", {"sigma": 0.7})
+    found = json.loads((other / "search.json").read_text())
+    (other / "search.json").write_text(json.dumps({**found, "study": "the-other"}))
+    with pytest.raises(StfsebError, match="the-other and fmnist-map-extended are of one method on one task"):
+        adopting.adopt([one, other], file=tmp_path / "tasks.yaml")
+    assert (tmp_path / "tasks.yaml").read_text() == TASKS.read_text()
 
 
 def test_settings_that_were_not_searched_and_comments_stay(adopting):

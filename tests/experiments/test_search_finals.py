@@ -350,17 +350,29 @@ def test_what_was_trained_before_a_stop_is_not_trained_again(made, plan, tmp_pat
     assert len(made.log) == 7
 
 
+def plan_before(found):
+    """The plan of a search of the time when its temperature was of single samples."""
+    return {name: value for name, value in found["plan"].items() if name != "temperature"}
+
+
 def test_a_search_goes_on_from_its_search_json_where_the_study_is_not_kept(made, plan, tmp_path):
     found = search(plan, 4, tmp_path, finalists=2)
     for study in tmp_path.rglob("study.db*"):
         study.unlink()
     assert search(plan, 4, tmp_path, finalists=2) == found
     assert len(made.log) == 4 + 2
-    # One of other images is another search.
+    # One of other images is another search, and is not written over.
     file = tmp_path / "searches" / plan.name / "search.json"
     for study in tmp_path.rglob("study.db*"):
         study.unlink()
-    file.write_text(json.dumps(read_search(file) | {"data": {"train": "other"}}))
+    first = read_search(file)
+    for other, said in (({"data": {"train": "other"}}, "context"), ({"plan": plan_before(first)}, "temperature")):
+        kept = json.dumps(first | other)
+        file.write_text(kept)
+        with pytest.raises(StfsebError, match=rf"holds a search with other {said} \(.* move it away, or give another"):
+            search(plan, 4, tmp_path)
+        assert file.read_text() == kept
+    file.unlink()
     search(plan, 4, tmp_path)
     assert len(made.log) == 4 + 2 + 4
 
@@ -520,7 +532,7 @@ def test_tables_and_words_tell_a_final_from_a_search():
     assert trials_in_words(found) == "6 finalists of 40 trials of 10 epochs (6 complete)"
     assert search_in_words(found)[0] == "6 finalists finished (6 complete), 6 s of training."
     grid = search_grid([found, first])
-    assert [row[0].text for row in grid.cells] == ["40"] * 3 + ["6"] * 3  # a rule a row; the final below its search
+    assert [row[0].text for row in grid.cells] == ["40"] * 3 + ["6"]  # a choice a row; the final below
     assert grid.cells[3][0].below == ("finalists of 40", "extended grid", "100 epochs", "4 context copies")
     plain = json.loads((ROOT / "results/searches/fmnist-stfseb-extended-37a8b37f/search.json").read_text())
     assert search_command(plain) == f"{command} --set context_copies=0"

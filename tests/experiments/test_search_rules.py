@@ -54,8 +54,8 @@ def test_level_takes_the_lowest_nll_of_those_whose_auroc_the_images_cannot_tell_
     assert choice.trial["index"] == 0
     assert choice.rests_on == {0, 1, 3}  # 3 sets the bound of the NLL, 1 that of the AUROC
     assert choice.why == (
-        "lowest NLL of 2 whose AUROC is within its standard error of the highest, "
-        "3 trials within 0.0080 of the lowest NLL 0.1890"
+        "lowest NLL at T of 2 whose AUROC plus its standard error reaches the highest, "
+        "among 3 trials within 0.0080 of the lowest NLL at T 0.1890"
     )
     assert chosen(trials, "level", Images(6000, 100)) == 3  # fewer images tell less apart
     assert chosen(trials, "level", Images(6000, 10**6)) == 1
@@ -225,7 +225,7 @@ def test_progress_names_the_best_of_both_rules():
     assert "ours #1 (NLL 0.3050" in line
     assert line.endswith(" left")
     both = progress.line(Claim(0, {}, 0, 0), trials[0], trials[:1])
-    assert "best so far: #0 by both rules" in both
+    assert "best so far: #0 by the paper's rule and ours" in both
     lost = {"index": 2, "params": {}, "outcome": "diverged", "reason": "nan", "epochs": 0, "seconds": 0.0}
     assert "diverged, nan, 0 epochs, 0 s · pruned 0 · best so far: none" in progress.line(
         Claim(2, {}, 2, 2), lost, [lost]

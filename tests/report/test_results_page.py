@@ -150,8 +150,8 @@ def test_searches_say_their_epochs_and_what_lies_at_an_end_of_its_grid(page):
     assert "tau2 10000" in paper["Settings"]
     assert "sigma 10," in ours["Settings"]
     assert line == (
-        "- Chosen at an end of the grid: FMNIST, ST-FS-EB, 30 epochs, the paper's: tau2 10000; "
-        "FMNIST, ST-FS-EB, 30 epochs, ours: sigma 10."
+        "- Chosen at an end of the grid: FMNIST, ST-FS-EB, 40 trials, 30 epochs, the paper's: tau2 10000; "
+        "FMNIST, ST-FS-EB, 40 trials, 30 epochs, ours: sigma 10."
     )
 
 

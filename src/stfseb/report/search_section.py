@@ -10,7 +10,7 @@ from stfseb.experiments.paper.plan import label_of
 from stfseb.report.paper_section import grid_files
 from stfseb.report.results_words import code_words
 from stfseb.report.search import ranks_in_words, search_figure, search_in_words
-from stfseb.report.searches import epochs_of, in_order, search_command, search_grid, task_of, trials_in_words
+from stfseb.report.searches import in_order, kind_in_words, search_command, search_grid, task_of, trials_in_words
 from stfseb.report.style import inline_svg, rendered
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def _by_now(finished: int, asked: int, written: int) -> str:
 def _plot(search: Mapping[str, Any], files: dict[Path, bytes]) -> dict[str, Any] | None:
     from markupsafe import Markup
 
-    final = "" if search["plan"].get("shortlist") is None else "finalists, "
-    title = f"{task_of(search)}, {label_of(search['plan']['method'])}, {final}{epochs_of(search)}"
+    title = f"{task_of(search)}, {label_of(search['plan']['method'])}, {kind_in_words(search)}"
     figure = search_figure(dict(search), small=True, title=title)
     if figure is None:
         return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _RULES = {"paper": "the paper's", "ours": "ours", "level": "level"}
+_NEARLY_ALL = 0.9995  # an AUROC above it is written with more digits
 
 
 def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
@@ -24,8 +25,8 @@ def search_grid(searches: Sequence[Mapping[str, Any]]) -> Grid | None:
     ranked = in_order(searches)
     rows, cells = [], []
     for found in ranked:
-        for rule, choice in found["choices"].items():
-            rows.append((task_of(found), label_of(found["plan"]["method"]), _RULES.get(rule, rule)))
+        for rules, choice in _agreeing(found):
+            rows.append((task_of(found), label_of(found["plan"]["method"]), rules))
             cells.append(_choice(found, choice))
     columns = (
         "Trials",
@@ -67,7 +68,7 @@ def _level(ranked: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     having = [found for found in ranked if "level" in found["choices"]]
     if not having:
         return ()
-    words = "Level: as ours, but of those whose AUROC is within its standard error of the highest the lowest NLL"
+    words = "Level: as ours, but of those whose AUROC plus its standard error reaches the highest the lowest NLL"
     others = "" if len(having) == len(ranked) else "; searches made before there was this rule have no choice by it"
     return (f"{words}{others}.",)
 
@@ -88,6 +89,22 @@ def task_of(found: Mapping[str, Any]) -> str:
     """Return the task of a search as tables call it."""
     task = str(found["plan"]["task"])
     return task_label(task) if task in task_names() else str(found.get("task_title") or task)
+
+
+def _agreeing(found: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return what a search chose, rules that chose alike named together."""
+    alike: dict[Any, tuple[list[str], Mapping[str, Any]]] = {}
+    for rule, choice in found["choices"].items():
+        alike.setdefault(choice["trial"], ([], choice))[0].append(_RULES.get(rule, rule))
+    return [(", ".join(rules), choice) for rules, choice in alike.values()]
+
+
+def kind_in_words(found: Mapping[str, Any]) -> str:
+    """Return what tells a search from others of its task and method: trials, their length, copies of the context."""
+    listed, copies = found["plan"].get("shortlist"), found["plan"]["base"].get("context_copies")
+    kind, of = ("trial", "") if listed is None else ("finalist", f" of {listed['trials']}")
+    words = f"{found['asked']} {kind}{'s' * (found['asked'] != 1)}{of}, {epochs_of(found)}"
+    return words + (f", {copies} context {'copy' if copies == 1 else 'copies'}" if copies else "")
 
 
 def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, ...]:
@@ -116,7 +133,7 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
         Cell(f"{trial['nll']:.4f}", trial["nll"]),
         Cell(f"{m['tempered_nll']:.4f}", m["tempered_nll"]),
         Cell(f"{100 * m['accuracy']:.2f}", 100 * m["accuracy"]),
-        Cell("—") if auroc is None else Cell(f"{100 * auroc:.2f}", 100 * auroc),
+        Cell("—") if auroc is None else Cell(f"{100 * auroc:.{4 if auroc > _NEARLY_ALL else 2}f}", 100 * auroc),
         Cell(preset),
     )
 
@@ -130,15 +147,13 @@ def _grid_ends(searches: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the chosen values that are the first or last of what could be drawn: a better one may lie beyond."""
     found: dict[str, list[str]] = {}
     for search in searches:
-        for rule, choice in search["choices"].items():
+        for rules, choice in _agreeing(search):
             trial = next((t for t in search["trials"] if t["index"] == choice["trial"]), None)
             for name, value in (trial or {}).get("params", {}).items():
                 drawn = [v for v in search["plan"].get("choices", {}).get(name, ()) if isinstance(v, float)]
                 if drawn and value in (min(drawn), max(drawn)):
-                    who = f"{task_of(search)}, {label_of(search['plan']['method'])}, {epochs_of(search)}"
-                    of_rule = found.setdefault(f"{who}, {_RULES.get(rule, rule)}", [])
-                    # Finals of one study may choose alike, and are told apart by nothing here.
-                    of_rule += [words] if (words := f"{name} {value:g}") not in of_rule else []
+                    who = f"{task_of(search)}, {label_of(search['plan']['method'])}, {kind_in_words(search)}"
+                    found.setdefault(f"{who}, {rules}", []).append(f"{name} {value:g}")
     words = "; ".join(f"{who}: {', '.join(values)}" for who, values in found.items())
     return [f"Chosen at an end of the grid: {words}."] if found else []
 

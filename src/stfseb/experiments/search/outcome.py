@@ -10,6 +10,7 @@ from stfseb.errors import StfsebError
 from stfseb.experiments.search.finals import called
 from stfseb.experiments.search.plan import written
 from stfseb.experiments.search.rules import RULES, choose
+from stfseb.experiments.search.store import difference
 from stfseb.files import read_json, write_text
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def preset(found: dict[str, Any]) -> str:
         count = f"among {found['asked']} finalists of {listed['trials']} trials"
     lines = [
         f"# Found {count} of {method} on {task}: study {found['study']}.",
-        "# Put the `presets` of one of these into the task's entry in tasks.yaml, or into your own task file.",
+        "# Put the `presets` of one of these into the task's entry in tasks.yaml, or into your own task file:",
+        "# of `level` for use, of `paper` to compare with the paper (docs/search.md has the rules).",
     ]
     for rule, choice in found["choices"].items():
         if choice["trial"] is None:
@@ -96,6 +98,20 @@ def _yaml(value: Any) -> str:
         text = repr(value)
         return text.replace("e", ".0e") if "e" in text and "." not in text else text.replace("inf", ".inf")
     return json.dumps(value)
+
+
+def check_folder(folder: Path, plan: Plan, data: dict[str, Any]) -> None:
+    """Refuse a folder whose search.json is of another plan or of other images: it would be written over."""
+    if not (folder / "search.json").exists():
+        return
+    found = read_search(folder)
+    had, asked = ({k: v for k, v in one.items() if k != "shortlist"} for one in (found["plan"], plan.identity))
+    for name, old, new in (("plan", had, json.loads(json.dumps(asked))), ("data", found.get("data"), data)):
+        if old != new:
+            raise StfsebError(
+                f"{folder} holds a search with other {difference(old, new, name)}, which this one cannot go on with: "
+                "move it away, or give another --out"
+            )
 
 
 def finished_trials(folder: Path, plan: Plan, data: dict[str, Any]) -> list[Trial]:
@@ -139,6 +155,11 @@ def read_search(path: Path) -> dict[str, Any]:
     file = path / "search.json" if path.is_dir() else path
     remedy = "give the folder that 'stfseb search' named (OUT/searches/NAME), or its search.json"
     if path.is_dir() and not file.exists():
+        if (path / "study.db").exists():
+            raise StfsebError(
+                f"the search in {path.resolve()} has not ended, and was not stopped in order: its command goes on with "
+                "it, 'stfseb status FOLDER' says how far it is"
+            )
         inside = sorted(f.parent.name for f in path.glob("searches/*/search.json"))
         hint = f" (here searches/{inside[0]}{', ...' if len(inside) > 1 else ''})" if inside else ""
         raise StfsebError(f"folder {path.resolve()} holds no search.json: {remedy}{hint}")

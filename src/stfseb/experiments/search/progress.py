@@ -143,5 +143,5 @@ def _best(trials: list[Trial]) -> str:
     if paper is None or ours is None:
         return "none"
     if paper["index"] == ours["index"]:
-        return f"#{paper['index']} by both rules ({_figures(paper)})"
+        return f"#{paper['index']} by the paper's rule and ours ({_figures(paper)})"
     return f"paper #{paper['index']} ({_figures(paper)}), ours #{ours['index']} ({_figures(ours)})"

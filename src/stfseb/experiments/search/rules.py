@@ -52,7 +52,9 @@ class Choice:
 
 def choose(trials: Iterable[Trial], rule: str, images: Images | None = None) -> Choice:
     """Return what a rule ("paper", "ours" or "level", which asks for the images) chooses among finished trials."""
-    whole = sorted((t for t in trials if t["outcome"] == "complete"), key=lambda t: t["index"])
+    # A draw that repeats an earlier one is the same trial.
+    ended = (t for t in trials if t["outcome"] == "complete" and t.get("same_as") is None)
+    whole = sorted(ended, key=lambda t: t["index"])
     if not whole:
         return Choice(rule, None, "no trial was trained to its end")
     if rule == "paper":
@@ -65,7 +67,9 @@ def choose(trials: Iterable[Trial], rule: str, images: Images | None = None) -> 
     if not scored:
         why = "lowest validation NLL after one temperature: no held-back context images to tell apart"
         return Choice(rule, best, why, frozenset({best["index"]}))
-    among = f"{len(near)} trial{'s' * (len(near) > 1)} within {error:.4f} of the lowest NLL {tempered_nll(best):.4f}"
+    among = (
+        f"{len(near)} trial{'s' * (len(near) > 1)} within {error:.4f} of the lowest NLL at T {tempered_nll(best):.4f}"
+    )
     highest = min(scored, key=lambda t: (-_auroc(t), tempered_nll(t)))
     if rule == "ours":
         why = f"highest AUROC against held-back context images among {among}"
@@ -74,7 +78,7 @@ def choose(trials: Iterable[Trial], rule: str, images: Images | None = None) -> 
         return Choice(rule, None, "of how many images the AUROCs are was not written down: run the search again")
     level = [t for t in scored if _auroc(t) + auroc_error(_auroc(t), *images) >= _auroc(highest)]
     chosen = min(level, key=tempered_nll)
-    why = f"lowest NLL of {len(level)} whose AUROC is within its standard error of the highest, {among}"
+    why = f"lowest NLL at T of {len(level)} whose AUROC plus its standard error reaches the highest, among {among}"
     return Choice(rule, chosen, why, frozenset({best["index"], highest["index"], chosen["index"]}))
 
 

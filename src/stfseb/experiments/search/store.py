@@ -194,7 +194,7 @@ class Store:
                 self.study.set_user_attr(name, value)
             elif known[name] != value:
                 raise StfsebError(
-                    f"the study {self.plan.name} was begun with other {_difference(known[name], value, name)}: "
+                    f"the study {self.plan.name} was begun with other {difference(known[name], value, name)}: "
                     "use the same data and options, or another storage (--out or --storage)"
                 )
 
@@ -293,10 +293,10 @@ def _end(tries: list[FrozenTrial]) -> FrozenTrial | None:
     return next((t for t in tries if t.state.is_finished() and "result" in t.user_attrs), None)
 
 
-def _difference(old: Any, new: Any, name: str) -> str:
+def difference(old: Any, new: Any, name: str) -> str:
     """Name the first entry in which two facts differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(set(old) | set(new)):
             if old.get(key) != new.get(key):
-                return _difference(old.get(key), new.get(key), key)
+                return difference(old.get(key), new.get(key), key)
     return f"{name} ({old}, now {new})"

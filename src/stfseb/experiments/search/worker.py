@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
 from stfseb.experiments.search.finals import check_finalists, epochs, final_plan
-from stfseb.experiments.search.outcome import finished_trials, outcome_of, write_search, written_by
+from stfseb.experiments.search.outcome import check_folder, finished_trials, outcome_of, write_search, written_by
 from stfseb.experiments.search.pruning import NEVER, Frontier, Pruning
 from stfseb.experiments.search.rules import Images
 from stfseb.experiments.search.store import Store
@@ -89,6 +89,7 @@ def search(
         here = folder / "searches" / plan.name
         url, beat = storage or f"sqlite:///{here / 'study.db'}", max(1, min(10, grace // 4))
         facts = {"data": material.facts()}
+        check_folder(here, plan, material.facts())
         known = finished_trials(here, plan, material.facts())
         with Store(url, plan, total, facts=facts, known=known, heartbeat=beat, grace=grace) as store:
             trainer = Trainer(
