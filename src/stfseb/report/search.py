@@ -131,7 +131,8 @@ def search_figure(found: Search, *, small: bool = False, title: str = "") -> Fig
             if trial is not None:
                 mark, size, face, line = _MARKS[rule]
                 spot = trial["metrics"]["tempered_nll"], 100 * trial["metrics"]["tempered_auroc"]
-                ax.scatter(*spot, s=size, marker=mark, facecolors=face, edgecolors=line, zorder=4, label=rule)
+                drawn = ax.scatter(*spot, s=size, marker=mark, facecolors=face, edgecolors=line, zorder=4, label=rule)
+                drawn.set_clip_on(False)
         if max(x) > 3 * min(x):
             ax.set_xscale("log")
             plain_ticks(ax.xaxis)

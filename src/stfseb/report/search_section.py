@@ -53,8 +53,8 @@ def _by_now(finished: int, asked: int, written: int) -> str:
 def _plot(search: Mapping[str, Any], files: dict[Path, bytes]) -> dict[str, Any] | None:
     from markupsafe import Markup
 
-    title = f"{task_of(search)}, {label_of(search['plan']['method'])}, {kind_in_words(search)}"
-    figure = search_figure(dict(search), small=True, title=title)
+    lines = (f"{task_of(search)}, {label_of(search['plan']['method'])}", kind_in_words(search))
+    title, figure = ", ".join(lines), search_figure(dict(search), small=True, title="\n".join(lines))
     if figure is None:
         return None
     name = "search-" + re.sub(r"[^A-Za-z0-9_-]", "-", str(search["study"]))

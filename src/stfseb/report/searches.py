@@ -100,11 +100,11 @@ def _agreeing(found: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def kind_in_words(found: Mapping[str, Any]) -> str:
-    """Return what tells a search from others of its task and method: trials, their length, copies of the context."""
+    """Return what tells a search from others of its task and method: trials, their length, copies of context images."""
     listed, copies = found["plan"].get("shortlist"), found["plan"]["base"].get("context_copies")
     kind, of = ("trial", "") if listed is None else ("finalist", f" of {listed['trials']}")
     words = f"{found['asked']} {kind}{'s' * (found['asked'] != 1)}{of}, {epochs_of(found)}"
-    return words + (f", {copies} context {'copy' if copies == 1 else 'copies'}" if copies else "")
+    return words + (f", {copies} {'copy' if copies == 1 else 'copies'}" if copies else "")
 
 
 def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, ...]:
