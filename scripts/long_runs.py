@@ -173,16 +173,17 @@ def ended(words: tuple[str, ...], before: list[tuple[str, ...]], out: Path, limi
 
 def run(lines: list[Line], out: Path, seconds: float) -> int:
     """Carry out the lines one after the other; return how many were not done."""
-    limit, missing, blocked = Limit(seconds), 0, False
+    limit, missing, blocked = Limit(seconds), 0, ""
     try:
         for number, line in enumerate(lines):
             began, text, said = time.monotonic(), shlex.join(line.words), NOT_BEGUN
             if blocked:
-                said = "not begun: adopt failed"
+                said = blocked
             elif not limit.stopped and limit.left > line.needs:
                 print(f"{began - BEGAN:6.0f} s: {text}", flush=True)
                 said = ended(line.words, [one.words for one in lines[:number]], out, limit)
-            blocked = blocked or (line.words[0] == "adopt" and said not in (DONE, NOT_BEGUN))
+            if line.words[0] == "adopt" and said != DONE and not blocked:
+                blocked = f"{NOT_BEGUN}: {'nothing was adopted' if said == NOT_BEGUN else 'adopt failed'}"
             missing += said != DONE
             now = time.monotonic()
             _log(out, {"command": text, "ended": said, "at": round(began - BEGAN, 1), "seconds": round(now - began, 1)})

@@ -1,4 +1,4 @@
-"""`stfseb search`: a method's settings by random search, with the paper's rule and ours."""
+"""`stfseb search`: a method's settings by random search, with the paper's rule, ours and `level`."""
 
 from __future__ import annotations
 

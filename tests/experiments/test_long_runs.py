@@ -311,6 +311,15 @@ def test_after_a_failed_adopt_nothing_is_begun(long_runs, tmp_path, monkeypatch)
     assert third == "not begun: adopt failed"
 
 
+def test_after_an_adopt_for_which_there_was_no_time_nothing_is_begun(long_runs, tmp_path, monkeypatch):
+    begun = carried_out(long_runs, monkeypatch)
+    lines = long_runs.read_lines("search mini -m map\n[9999] adopt mini\npaper table1 --tasks mini")
+    assert long_runs.run(lines, tmp_path, 1000) == 2
+    assert len(begun) == 1
+    said = [entry["ended"] for entry in log_of(tmp_path)]
+    assert said == ["done", "not begun", "not begun: nothing was adopted"]
+
+
 def test_a_command_that_ends_with_a_code_is_not_done(long_runs, tmp_path, capsys):
     assert long_runs.run(long_runs.read_lines("search mini --trials 0\nsearch minni"), tmp_path, 10_000) == 2
     first, second = [entry["ended"] for entry in log_of(tmp_path)]

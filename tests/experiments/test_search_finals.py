@@ -377,6 +377,19 @@ def test_a_search_goes_on_from_its_search_json_where_the_study_is_not_kept(made,
     assert len(made.log) == 4 + 2 + 4
 
 
+def test_a_final_of_another_short_list_is_not_written_over(made, plan, material, tmp_path):
+    found = search(plan, 4, tmp_path, finalists=2)
+    assert found["images"] == {"validation": len(material.data.validation), "held_back": len(material.held_back)}
+    assert len(material.data.validation) != len(material.held_back)
+    file = tmp_path / "searches" / found["study"] / "search.json"
+    other = {**found["trials"][1], "params": {**found["trials"][1]["params"], "sigma": 123.0}}
+    file.write_text(json.dumps(found | {"trials": [found["trials"][0], other]}))
+    for study in file.parent.glob("study.db*"):
+        study.unlink()
+    with pytest.raises(StfsebError, match="holds the final of another short list: move it away"):
+        search(plan, 4, tmp_path, finalists=2)
+
+
 def test_a_search_that_is_taken_over_names_the_code_that_made_it_and_loses_no_trial(made, plan, tmp_path):
     found = search(plan, 4, tmp_path)
     file, earlier = tmp_path / "searches" / plan.name / "search.json", {"version": "0.0.1", "commit": "earlier"}

@@ -61,6 +61,12 @@ def test_level_takes_the_lowest_nll_of_those_whose_auroc_the_images_cannot_tell_
     assert chosen(trials, "level", Images(6000, 10**6)) == 1
 
 
+def test_draws_that_repeat_an_earlier_one_are_counted_once():
+    trials = [trial(0, 0.3), trial(1, 0.301), trial(2, 0.3, same_as=0), trial(3, 0.3, same_as=0)]
+    for rule in ("ours", "level"):
+        assert "2 trials within" in choose(trials, rule, IMAGES).why
+
+
 def test_level_needs_to_know_of_how_many_images_an_auroc_is():
     choice = choose([trial(0, 0.5)], "level")
     assert choice.trial is None

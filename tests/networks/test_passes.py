@@ -13,6 +13,7 @@ import stfseb
 from stfseb.networks.dropout import Block, NoDropout
 from stfseb.networks.folding import FoldedNetwork, deterministic
 from stfseb.networks.layout import Pass, layout_kept, takes_any_layout
+from stfseb.training.population import Member, fit_population
 
 LAST = torch.channels_last
 
@@ -124,11 +125,23 @@ def written(x):
     return F.relu(x.view(len(x), -1).sub_(0.1), inplace=True)
 
 
+def test_a_network_of_a_population_is_its_owners_afterwards():
+    x, y = torch.rand(40, 3, 16, 16), torch.arange(40) % 3
+    net = made(WAYS["numbers"], channels=3)
+    member = Member("one", lambda: stfseb.MAP(net), 0)
+    (outcome,) = fit_population([member], (x, y), (x, y), epochs=1, batch_size=16, device="cpu", precision="bf16")
+    assert outcome.result is not None
+    assert net(x).shape == (40, 3)
+    assert all(p.is_contiguous() for p in net.parameters())
+
+
 ASKING = {  # what x is, and not what is in it
     "nothing": lambda x: None,
     "shape": lambda x: x.shape[0],
     "size": lambda x: x.size(0) + x.size()[1] + x.numel() + x.dim(),
     "length": len,
+    "others like it": lambda x: (x.new_zeros(3), torch.zeros_like(x), torch.ones(3).type_as(x)),
+    "its size for others": lambda x: (torch.ones(()).expand_as(x), torch.ones(x.numel()).view_as(x)),
     "kind": lambda x: (x.dtype, x.device, x.stride(), x.is_contiguous(), x.requires_grad),
 }
 
@@ -148,7 +161,7 @@ def test_going_on_with_a_copied_view_that_was_written_to_is_right(ask, monkeypat
     x = torch.rand(5, 1, 16, 16)
     plain = net(x)
     torch.testing.assert_close(stfseb.MAP(net.to(memory_format=LAST)).sample_logits(x, 1)[0], plain)
-    (copied,) = seen[-1]._copied
+    (copied,) = seen[0].views.all
     assert copied.copy_written
 
 
@@ -170,6 +183,32 @@ def through_an_alias(x):
     return alias.flatten(1)
 
 
+def into_a_dropout(x):
+    x.view(len(x), -1).clamp_(0.5)
+    return F.dropout(x, 0.5).flatten(1)
+
+
+def test_what_a_dropout_reads_is_not_lost_in_silence():
+    net = made(into_a_dropout).eval().to(memory_format=LAST)
+    with pytest.raises(stfseb.StfsebError, match="reads the other again"):
+        stfseb.MCDropout(net).sample_logits(torch.rand(5, 1, 16, 16), 2)
+
+
+def test_tensors_without_counts_or_memory_are_no_hindrance():
+    x = torch.rand(5, 3, 16, 16)
+    late = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=LAST), Viewing(), nn.LazyLinear(3))
+    stfseb.fit(stfseb.MAP(late), (x, torch.arange(5) % 3), (x, torch.arange(5) % 3), epochs=1, progress=False)
+    with torch.inference_mode():
+        inside = torch.rand(5, 3, 4, 4).contiguous(memory_format=LAST)
+    net = nn.Sequential(Viewing(), nn.Linear(48, 3))
+    torch.testing.assert_close(stfseb.MAP(net).sample_logits(inside, 1)[0], net(inside.clone().contiguous()).detach())
+
+
+class Viewing(nn.Module):
+    def forward(self, x):
+        return x.view(len(x), -1)
+
+
 def in_a_list(x):
     x.view(len(x), -1).clamp_(0.5)
     return torch.stack([x, x])[0].flatten(1)
@@ -182,6 +221,29 @@ def test_what_a_view_and_its_tensor_would_share_is_not_lost_in_silence(forward):
     torch.testing.assert_close(stfseb.MAP(net).sample_logits(x, 1)[0], net(x))
     with pytest.raises(stfseb.StfsebError, match="reads the other again"):
         stfseb.MAP(net.to(memory_format=LAST)).sample_logits(x, 1)
+
+
+@pytest.mark.parametrize("write", ["before", "after", "between"])
+def test_parts_of_one_tensor_that_share_nothing_are_not_confused(write):
+    """As gated layers do it: halves of the channels, each flattened by a view."""
+
+    def forward(x):
+        one, other = x[:, :4], x[:, 4:]
+        if write == "before":
+            other.clamp_(0.5)
+        one = one.view(len(x), -1)
+        if write == "between":
+            other.clamp_(0.5)  # counted with the first half's writes
+        one = F.relu(one, inplace=True)
+        other = other.view(len(x), -1)
+        if write == "after":
+            one.clamp_(0.1)
+        return torch.cat([one, other.sigmoid()], 1)
+
+    x = torch.rand(5, 1, 16, 16)
+    net = made(forward).eval()
+    plain = net(x)
+    torch.testing.assert_close(stfseb.MAP(net.to(memory_format=LAST)).sample_logits(x, 1)[0], plain)
 
 
 def test_copies_made_after_a_write_have_it():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
 from stfseb.networks.layout import Pass
+from stfseb.networks.views import refuse_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -157,6 +158,8 @@ class MonteCarloDropout(Pass):
     def _dropout(self, x: Tensor, rate: float, inplace: bool, *, channelwise: bool) -> Tensor:
         if self.in_prefix:
             raise PrefixHasDropoutError
+        if self.lost(F.dropout, (x,), {}):
+            refuse_lost()
         self.rates.add(rate)
         samples = self.samples if self.folded else 1
         lead = samples * self.rows

@@ -4,7 +4,7 @@ All of it happens to the calls of one pass. In every pass, on any device (`Pass`
 
 - `view` is `reshape`: a network that flattens by `x.view(len(x), -1)` need not know how a convolution's output lies.
   Where that makes a copy, one of the two is then written to and the other read, the pass ends in an error. (What is
-  written through `.data`, in inference mode or to what the network returns goes unnoticed.)
+  written through `.data`, in inference mode or to what the network returns goes unnoticed, so does `x.tolist()`.)
 
 On a CPU, in chains of layers that take any layout (`Pass(laid_out=True)`):
 
@@ -25,7 +25,7 @@ In bf16 on a GPU (`CardLayout`):
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from stfseb.errors import StfsebError
+from stfseb.networks.views import CopiedViews, flat, refuse_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,19 +66,19 @@ class Pass(TorchFunctionMode):
     def __init__(self, *, laid_out: bool = False) -> None:
         super().__init__()
         self.laid_out = laid_out
-        self._copied: list[_Copied] = []
+        self.views = CopiedViews()
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call as described above."""
-        lost = bool(self._copied) and _may_choose() and self._lost([*args, *kwargs.values()])
+        lost = self.lost(func, args, kwargs)
         out = self._made(func, args, kwargs)
-        if lost and any(isinstance(one, Tensor) for one in _flat([out])):  # else it was a shape, say, that was read
-            raise StfsebError(
-                "the network writes into a view of a tensor, or into the tensor, and reads the other again; laid out "
-                "channels last that view is a copy: use reshape and go on with its result, or train with "
-                "precision='float32'"
-            )
+        if lost and any(isinstance(one, Tensor) for one in flat([out])):  # else it was a shape, say, that was read
+            refuse_lost()
         return out
+
+    def lost(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a call reads what a copied view has lost."""
+        return bool(self.views.all) and _may_choose() and self.views.lost(func, args, kwargs)
 
     def _made(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is Tensor.view and not isinstance(args[-1], torch.dtype) and "dtype" not in kwargs:
@@ -90,50 +90,14 @@ class Pass(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _viewed(self, x: Tensor, out: Tensor) -> Tensor:
-        if _may_choose() and not out.is_inference() and _memory(out) != _memory(x):
-            self._copied.append(_Copied(x, x._version, out, out._version))
+        if _may_choose():
+            self.views.record(x, out)
         return out
-
-    def _lost(self, given: list[Any]) -> bool:
-        """Tell whether something is read that would be otherwise if copied views were views."""
-        tensors = (one for one in _flat(given) if isinstance(one, Tensor) and one.layout is torch.strided)
-        for read in {_memory(one) for one in tensors}:
-            for one in self._copied:
-                if read == _memory(one.copy):  # stale where its original was written to, or another copy of that
-                    others = [o for o in self._copied if o is not one and _memory(o.of) == _memory(one.of)]
-                    if one.of._version != one.of_was or any(o.copy_written for o in others):
-                        return True
-                elif read == _memory(one.of) and one.copy_written:
-                    return True
-        return False
-
-
-class _Copied(NamedTuple):
-    """A tensor that was viewed and its copy, each with how often it had been written to by then."""
-
-    of: Tensor
-    of_was: int
-    copy: Tensor
-    copy_was: int
-
-    @property
-    def copy_written(self) -> bool:
-        """Tell whether the copy was written to since."""
-        return self.copy._version != self.copy_was
-
-
-def _flat(values: Sequence[Any]) -> Iterator[Any]:
-    for value in values:
-        yield from value if isinstance(value, list | tuple) else (value,)
 
 
 def _may_choose() -> bool:
     """Tell whether there is memory to lay out: not under vmap or jvp, and not where a graph is made."""
     return not torch.compiler.is_compiling() and peek_interpreter_stack() is None
-
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
 
 
 def _last_on_cpu(x: Tensor) -> Tensor:
@@ -158,7 +122,7 @@ def layout_kept(net: nn.Module) -> Iterator[None]:
         for parameter, plain in were:
             if plain:
                 parameter.data = parameter.data.contiguous()
-                if parameter.grad is not None:
+                if parameter.grad is not None and parameter.grad.layout is torch.strided:
                     parameter.grad = parameter.grad.contiguous()
 
 

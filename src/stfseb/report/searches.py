@@ -153,7 +153,9 @@ def _grid_ends(searches: Sequence[Mapping[str, Any]]) -> list[str]:
                 drawn = [v for v in search["plan"].get("choices", {}).get(name, ()) if isinstance(v, float)]
                 if drawn and value in (min(drawn), max(drawn)):
                     who = f"{task_of(search)}, {label_of(search['plan']['method'])}, {kind_in_words(search)}"
-                    found.setdefault(f"{who}, {rules}", []).append(f"{name} {value:g}")
+                    of_rules = found.setdefault(f"{who}, {rules}", [])
+                    # Searches that differ in seed, space or source of the context are told apart by nothing here.
+                    of_rules += [words] if (words := f"{name} {value:g}") not in of_rules else []
     words = "; ".join(f"{who}: {', '.join(values)}" for who, values in found.items())
     return [f"Chosen at an end of the grid: {words}."] if found else []
 

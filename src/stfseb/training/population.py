@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import torch
 
 from stfseb.errors import DivergedError, StfsebError
 from stfseb.methods.settings import check_count
+from stfseb.networks.layout import layout_kept
 from stfseb.training.batches import Augment, ResidentBatches, as_pair, fits
 from stfseb.training.engine import CapturedEngine, worth_compiling
 from stfseb.training.fit import conclude
@@ -192,6 +193,9 @@ class _Place:
             check_split(self.method, batches, "train")
             check_split(self.method, held_out, "validation")
             engine = self._taken(free, batches) if self.stream is not None else None
+            self.layout = ExitStack()
+            if self.stream is None:  # its weights are to lie in the end as they did
+                self.layout.enter_context(layout_kept(self.method.net))
             # On the card a copy is trained, which the next run of the same kind takes over, captured as it is.
             trained = self.method if self.stream is None else copy.deepcopy(self.method)
             self.training = Training(
@@ -263,6 +267,7 @@ class _Place:
                 self.method.calibration = self.training.method.calibration
                 self.method.provenance = self.training.method.provenance
                 self.method.eval()
+            self.layout.close()
         if self.stream is not None:
             self.stream.synchronize()
         return Outcome(self.member, self.method, result)

@@ -112,6 +112,9 @@ def check_folder(folder: Path, plan: Plan, data: dict[str, Any]) -> None:
                 f"{folder} holds a search with other {difference(old, new, name)}, which this one cannot go on with: "
                 "move it away, or give another --out"
             )
+    listed = None if plan.shortlist is None else {written(one["params"]) for one in plan.shortlist.finalists}
+    if listed is not None and any(written(trial["params"]) not in listed for trial in found["trials"]):
+        raise StfsebError(f"{folder} holds the final of another short list: move it away, or give another --out")
 
 
 def finished_trials(folder: Path, plan: Plan, data: dict[str, Any]) -> list[Trial]:

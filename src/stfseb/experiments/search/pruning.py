@@ -97,7 +97,7 @@ class Replay:
 
     @property
     def safe(self) -> bool:
-        """Tell whether all rules choose as without pruning, in whatever order trials finish."""
+        """Tell whether the rules that apply choose as without pruning, in whatever order trials finish."""
         return not self.lost
 
 
@@ -119,7 +119,8 @@ def replay_pruning(record: dict[str, Any], rule: Pruning | None = None) -> Repla
             saved += len(trial["history"]["nll"]) - end
     epochs = sum(len(t["history"]["nll"]) for t in trained)
     images = Images(**record["images"]) if "images" in record else None  # what is older has none
-    lost = [name for name in RULES if choose(trials, name, images).rests_on & set(at_risk)]
+    rules = [name for name in RULES if name != "level" or images is not None]
+    lost = [name for name in rules if choose(trials, name, images).rests_on & set(at_risk)]
     return Replay(pruned, at_risk, lost, epochs, saved)
 
 

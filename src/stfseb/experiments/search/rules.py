@@ -10,11 +10,11 @@ one-standard-error rule: how far another validation split of this size would mov
 paired differences is smaller, because trials find the same images hard; it would ask which trial is better on such
 images by however little, where the rule asks what may be given up unnoticed for a better detector.)
 
-`level`: as ours, but what the images cannot tell apart is level in AUROC as well: among the same trials, of those whose
-AUROC plus its own standard error reaches the highest the one with the lowest NLL. With 1,000 held-back images 99.95 %
-is level with 100 %. Where all detect the held-back images nearly without a fault, ours goes by the sixth digit of
-an AUROC and gives away up to one standard error of NLL for it. For the standard error the rule must know of how many
-images AUROCs are.
+`level`: as ours, but of the AUROC too as much may be given up as other images would move it: among the same trials, of
+those whose AUROC plus its own standard error reaches the highest the one with the lowest NLL. With 1,000 held-back
+images 99.95 % is level with 100 %. Where all detect the held-back images nearly without a fault, ours goes by the
+sixth digit of an AUROC and gives away up to one standard error of NLL for it. For the standard error the rule must
+know of how many images AUROCs are.
 
 Trials on a tie go by NLL, then by number. Pruned, diverged and failed trials are never chosen.
 """
