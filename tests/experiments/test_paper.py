@@ -65,18 +65,19 @@ def test_dof_column_of_the_preset_is_the_preset():
 @pytest.mark.parametrize(
     ("task", "variant", "search", "rule"),
     [
-        ("mnist", "paper-rule", "26e84ba3", "paper"),
-        ("fmnist", "paper-rule", "c70fbbe1-final5of40", "paper"),
-        ("fmnist", "level-rule", "c70fbbe1-final5of40", "level"),
-        ("fmnist", "trials-300", "c70fbbe1-final5of300", "ours"),
+        ("mnist", "paper-rule", "stfseb-extended-26e84ba3", "paper"),
+        ("fmnist", "paper-rule", "stfseb-extended-c70fbbe1-final5of40", "paper"),
+        ("fmnist", "level-rule", "stfseb-extended-c70fbbe1-final5of40", "level"),
+        ("fmnist", "trials-300", "stfseb-extended-c70fbbe1-final5of300", "ours"),
+        ("fmnist", "mcdropout-level-rule", "mcdropout-extended-37a8b37f-final5of40", "level"),
     ],
 )
 def test_settings_chosen_otherwise_are_those_of_the_recorded_search(task, variant, search, rule):
-    folder = Path(__file__).parents[2] / "results" / "searches" / f"{task}-stfseb-extended-{search}"
+    folder = Path(__file__).parents[2] / "results" / "searches" / f"{task}-{search}"
     chosen = json.loads((folder / "search.json").read_text())["choices"][rule]["settings"]
     job = make_plan("beyond", ask(task)).jobs[task, variant][0]
     assert job.settings.items() >= chosen.items()
-    assert job != make_job(task, "stfseb", 0)
+    assert job != make_job(task, job.method, 0)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,11 @@ def test_beyond_compares_the_preset_with_the_other_width_of_the_context(preset, 
     task = load_task("fmnist")
     presets = {name: {**task.presets.get(name, {}), **preset} for name in ("stfseb", "fseb", "outlierexposure")}
     found = {v.key: v for v in beyond.variants(with_settings(task, presets={**task.presets, **presets}))}
-    for name, method in ((key, "stfseb"), (f"fseb-{key}", "fseb"), (f"outlierexposure-{key}", "outlierexposure")):
+    for name, method in ((key, "stfseb"), (f"fseb-{key}", "fseb")):
         assert (found[name].method, found[name].settings) == (method, {"context_copies": copies})
+    sigma = task.presets["mcdropout"]["sigma"]  # the control differs from MC Dropout in the context term alone
+    assert found["outlierexposure"].settings == {"sigma": sigma}
+    assert found[f"outlierexposure-{key}"].settings == {"sigma": sigma, "context_copies": copies}
     assert (found["distorted"].context, found["distorted"].settings) == ("distorted", {"context_copies": 0})
     assert sum("copies" in v.label for v in found.values()) == 3
 

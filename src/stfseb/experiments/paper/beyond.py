@@ -15,14 +15,31 @@ TASKS = ("mnist", "fmnist", "cifar10")
 _LEFT_OUT = {"fmnist": ("cifar100", "context: CIFAR-100 in grey"), "mnist": ("cifar100", "context: CIFAR-100 in grey")}
 # What the recorded searches that the presets are from chose by the lowest NLL alone (the paper's rule) and by the
 # lowest NLL of level AUROCs, and what a longer one chose by ours.
-_CHOSEN: dict[str, list[tuple[str, str, dict[str, float]]]] = {
+_LEVEL = "chosen by NLL where AUROCs are level"
+_CHOSEN: dict[str, list[Variant]] = {
     "mnist": [
-        ("paper-rule", "chosen by the paper's rule", {"dof": 10.0, "sigma": 10.0, "tau1": 0.01, "tau2": 1000.0}),
+        Variant(
+            "paper-rule",
+            "chosen by the paper's rule",
+            "stfseb",
+            {"dof": 10.0, "sigma": 10.0, "tau1": 0.01, "tau2": 1000.0},
+        ),
     ],
     "fmnist": [
-        ("paper-rule", "chosen by the paper's rule", {"dof": 20.0, "sigma": 10.0, "tau1": 3000.0, "tau2": 3.0}),
-        ("level-rule", "chosen by NLL where AUROCs are level", {"dof": 5.0, "sigma": 3.0, "tau1": 3.0, "tau2": 30.0}),
-        ("trials-300", "chosen among 300 trials", {"dof": 3.0, "sigma": 10.0, "tau1": 1000.0, "tau2": 0.1}),
+        Variant(
+            "paper-rule",
+            "chosen by the paper's rule",
+            "stfseb",
+            {"dof": 20.0, "sigma": 10.0, "tau1": 3000.0, "tau2": 3.0},
+        ),
+        Variant("level-rule", _LEVEL, "stfseb", {"dof": 5.0, "sigma": 3.0, "tau1": 3.0, "tau2": 30.0}),
+        Variant(
+            "trials-300",
+            "chosen among 300 trials",
+            "stfseb",
+            {"dof": 3.0, "sigma": 10.0, "tau1": 1000.0, "tau2": 0.1},
+        ),
+        Variant("mcdropout-level-rule", f"MC Dropout, {_LEVEL}", "mcdropout", {"sigma": 5.0}),
     ],
 }
 COPIES = 4  # distorted ones of each context image
@@ -31,8 +48,8 @@ _LEARNT = (("dof",), ("tau",), ("sigma",), ("dof", "tau", "sigma"))
 
 def variants(task: Task) -> list[Variant]:
     """Return the rows of a task: changes to ST-FS-EB, then other methods."""
-    found = [Variant("preset", "ST-FS-EB", "stfseb")]
-    found += [Variant(key, label, "stfseb", dict(settings)) for key, label, settings in _CHOSEN.get(task.name, [])]
+    chosen = _CHOSEN.get(task.name, [])
+    found = [Variant("preset", "ST-FS-EB", "stfseb"), *(v for v in chosen if v.method == "stfseb")]
     found += [
         Variant("gaussian-weights", "t for the function, Gaussian weights", "stfseb", {"dof_weights": math.inf}),
         Variant("gaussian-function", "Gaussian function, t for the weights", "stfseb", {"dof_function": math.inf}),
@@ -53,7 +70,8 @@ def variants(task: Task) -> list[Variant]:
         Variant("fseb", "FS-EB", "fseb"),
         _other_context(task, "fseb", "FS-EB, "),
         Variant("mcdropout", "MC Dropout", "mcdropout"),
-        Variant("outlierexposure", "MC Dropout + outlier exposure", "outlierexposure"),
+        *(v for v in chosen if v.method == "mcdropout"),
+        Variant("outlierexposure", "MC Dropout + outlier exposure", "outlierexposure", _as_control(task)),
         _other_context(task, "outlierexposure", "MC Dropout + outlier exposure, "),
         Variant("ensemble", "deep ensemble, 5 MAP", "ensemble", {"of": "map", "members": 5}),
     ]
@@ -63,9 +81,16 @@ def variants(task: Task) -> list[Variant]:
 def _other_context(task: Task, method: str, label: str = "") -> Variant:
     """Return a method with distorted copies of the context where its preset has none, and without them where it has."""
     key = "" if method == "stfseb" else f"{method}-"
+    own = _as_control(task) if method == "outlierexposure" else {}
     if task.presets.get(method, {}).get("context_copies"):
-        return Variant(f"{key}plain-context", f"{label}context without copies", method, {"context_copies": 0})
-    return Variant(f"{key}copies", f"{label}context with {COPIES} copies", method, {"context_copies": COPIES})
+        return Variant(f"{key}plain-context", f"{label}context without copies", method, {**own, "context_copies": 0})
+    return Variant(f"{key}copies", f"{label}context with {COPIES} copies", method, {**own, "context_copies": COPIES})
+
+
+def _as_control(task: Task) -> dict[str, float]:
+    """Return what outlier exposure has of MC Dropout's preset, so that the two differ in the context term alone."""
+    preset, own = task.presets.get("mcdropout", {}), task.presets.get("outlierexposure", {})
+    return {"sigma": preset["sigma"]} if "sigma" in preset and "sigma" not in own else {}
 
 
 def plan(what: str, asked: Asked) -> Plan:
