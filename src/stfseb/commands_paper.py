@@ -19,6 +19,10 @@ def paper(
     what: Annotated[str, typer.Argument(help=_WHAT)],
     tasks: Annotated[str | None, typer.Option(help="Tasks by commas; by default the paper's. mini works too.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods by commas; by default the table's six.")] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(help="Rows (or columns) of dof, context-number, context-source, readings and beyond, by commas."),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="How many (10: seeds 0 to 9), or which, by commas (0,3,5).")] = "10",
     epochs: Annotated[int | None, typer.Option(min=1, help="At most this many; by default the task's own.")] = None,
     context: Annotated[
@@ -45,7 +49,7 @@ def paper(
     """
     from rich.console import Console
 
-    from stfseb.experiments.paper.plan import ALL, OWN_METHODS, Asked, make_plan, methods_of
+    from stfseb.experiments.paper.plan import ALL, OWN_METHODS, Asked, limited, make_plan, methods_of
     from stfseb.report.reproduce import reproduce
 
     asked = Asked(
@@ -68,6 +72,12 @@ def paper(
     if retuned and left_out:
         raise StfsebError(f"--retuned changes ST-FS-EB, which --methods {methods} leaves out: leave --retuned out too")
     plans = [make_plan(name, asked) for name in names if name not in left_out]
+    if rows is not None:
+        others = [plan.what for plan in plans if plan.what not in OWN_METHODS]
+        if others or retuned:
+            what_else = others[0] if others else "dof --retuned"
+            raise StfsebError(f"--rows {rows}: {what_else} has no rows to choose from; its methods are --methods")
+        plans = limited(plans, words(rows))
     console, screen = Console(stderr=True), Console()
 
     def announce(text: str) -> None:

@@ -13,7 +13,7 @@ from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import make_job
 from stfseb.experiments.paper import beyond, retuning
 from stfseb.experiments.paper import carry_out as carrying
-from stfseb.experiments.paper.plan import ALL, KINDS, METHODS, TASKS, Asked, make_plan
+from stfseb.experiments.paper.plan import ALL, KINDS, METHODS, TASKS, Asked, limited, make_plan
 from stfseb.experiments.paper.quantities import quantity
 
 
@@ -52,6 +52,15 @@ def test_tables_share_their_runs():
     for what in ("table1", "table2", "figure1", "dof", "context-number", "context-source", "readings", "beyond"):
         assert preset <= tables[what], what
     assert tables["table1"] == tables["table2"] == tables["figure2"]
+
+
+def test_rows_limit_a_plan_to_their_runs_and_the_preset_stays_where_others_are_set_against_it():
+    beyond_all, dofs = make_plan("beyond", ask("fmnist")), make_plan("dof", ask("fmnist"))
+    found = limited([beyond_all, dofs], ["ensemble", "curvature", "20"])
+    assert [[v.key for v in plan.variants] for plan in found] == [["preset", "curvature", "ensemble"], ["20"]]
+    for whole, part in zip((beyond_all, dofs), found, strict=True):
+        assert part.jobs == {k: cell for k, cell in whole.jobs.items() if k[1] in {v.key for v in part.variants}}
+    assert len(found[0].all_jobs) == 6
 
 
 def test_dof_column_of_the_preset_is_the_preset():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
@@ -110,6 +110,24 @@ def make_plan(what: str, asked: Asked) -> Plan:
         raise unknown("table or figure", what, [*KINDS, "all"])
     module = importlib.import_module(f"stfseb.experiments.paper.{KINDS[what]}")
     found: Plan = module.plan(what, asked)
+    return found
+
+
+def limited(plans: Sequence[Plan], rows: Sequence[str]) -> list[Plan]:
+    """Return the plans with these of their variants alone; a table whose variants go down keeps its first, the preset."""
+    known = [v.key for plan in plans for v in plan.variants]
+    for row in rows:
+        if row not in known:
+            raise unknown("row", row, list(dict.fromkeys(known)))
+    found = []
+    for plan in plans:
+        kept = tuple(v for v in plan.variants if v.key in rows)
+        if not kept:
+            raise StfsebError(f"--rows {','.join(rows)}: {plan.what} has none of them; leave {plan.what} out")
+        if plan.variants_down and plan.variants[0] not in kept:
+            kept = (plan.variants[0], *kept)
+        keys = {v.key for v in kept}
+        found.append(replace(plan, variants=kept, jobs={k: cell for k, cell in plan.jobs.items() if k[1] in keys}))
     return found
 
 
