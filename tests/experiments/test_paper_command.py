@@ -37,7 +37,10 @@ def stfseb(*words):
         (["paper", "table1", "--runs-only", "--report-only"], "give one of the two"),
         (["paper", "table1,dof", "--tasks", "mini", "--methods", "map"], "--methods map: dof has its own rows"),
         (["paper", "dof", "--tasks", "mini", "--methods", "map"], "--methods map: dof has its own rows"),
-        (["paper", "beyond", "--tasks", "mini", "--rows", "ensembel"], "unknown row 'ensembel': did you mean 'ensemble'"),
+        (
+            ["paper", "beyond", "--tasks", "mini", "--rows", "ensembel"],
+            "unknown row 'ensembel': did you mean 'ensemble'",
+        ),
         (["paper", "beyond,dof", "--tasks", "mini", "--rows", "ensemble"], "dof has none of them; leave dof out"),
         (["paper", "table1", "--tasks", "mini", "--rows", "map"], "--rows map: table1 has no rows to choose from"),
         (["paper", "dof", "--retuned", "--tasks", "mini", "--rows", "3"], "--rows 3: dof --retuned has no rows"),

@@ -114,7 +114,7 @@ def make_plan(what: str, asked: Asked) -> Plan:
 
 
 def limited(plans: Sequence[Plan], rows: Sequence[str]) -> list[Plan]:
-    """Return the plans with these of their variants alone; a table whose variants go down keeps its first, the preset."""
+    """Return the plans with these of their variants alone; where they go down, the first, the preset, stays."""
     known = [v.key for plan in plans for v in plan.variants]
     for row in rows:
         if row not in known:
