@@ -1,6 +1,7 @@
 """The scripts of benchmarks/ that need a card, tried in small without one."""
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -94,3 +95,35 @@ def test_the_loop_and_the_engine_are_timed_alternately_and_written(tmp_path, mon
     for row in written["rows"]:
         assert row["over_loop"] == pytest.approx(loop * row["steps_per_second"])
     assert len(capsys.readouterr().out.splitlines()) == len(ways)
+
+
+def test_memory_given_back_and_kept_take_turns_in_fresh_processes(tmp_path, monkeypatch, capsys):
+    memory = script("memory", "benchmarks")
+    asked = []
+
+    def run(command, **given):
+        asked.append(command[-3:])
+        found = {"step_s": len(asked) / 10, "prediction_s": 1.0, "peak_mb": 100.0}
+        return subprocess.CompletedProcess(command, 0, stdout=json.dumps(found))
+
+    monkeypatch.setattr(memory.subprocess, "run", run)
+    memory.main(["--rounds", "3", "--out", str(tmp_path / "found.json")])
+    assert asked[:6] == [["small", "stfseb", way] for _ in range(3) for way in ("given back", "kept")]
+    written = json.loads((tmp_path / "found.json").read_text())
+    assert written["command"] == "python benchmarks/memory.py --rounds=3 --steps=12"
+    assert [row["step_s"] for row in written["rows"][:2]] == pytest.approx(
+        [0.3, 0.4]
+    )  # medians of turns 1, 3, 5 and 2, 4, 6
+    assert len(capsys.readouterr().out.splitlines()) == len(written["rows"]) == 8
+
+
+def test_memory_is_measured_in_both_ways(monkeypatch):
+    memory = script("memory", "benchmarks")
+    held = []
+    kept = memory.memory_kept
+    monkeypatch.setattr(memory, "memory_kept", lambda: held.append(1) or kept())
+    for way in memory.WAYS:
+        found = memory.measure("small", "stfseb", way, steps=1, images=8)
+        assert found["step_s"] > 0
+        assert found["prediction_s"] > 0
+    assert held == [1]

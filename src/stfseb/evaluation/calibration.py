@@ -26,6 +26,7 @@ from stfseb.evaluation.inputs import Split, chunks
 from stfseb.likelihoods import Classification, Regression
 from stfseb.methods.calibrated import AVERAGE, PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
+from stfseb.networks.memory import memory_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +86,7 @@ def calibrate(
 
 
 @torch.no_grad()
+@memory_kept()
 def sampled_outputs(method: Method, split: Split, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return raw outputs (S, N, L), float64 on the CPU, and targets."""
     outputs, targets = [], []

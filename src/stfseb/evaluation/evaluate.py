@@ -19,6 +19,7 @@ from stfseb.evaluation.summary import Predictions, summarise
 from stfseb.likelihoods import Categorical, Classification
 from stfseb.methods.base import Method
 from stfseb.methods.calibrated import PROBABILITIES, mapped, tempered
+from stfseb.networks.memory import memory_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,7 @@ def evaluate(
     ).metrics
 
 
+@memory_kept()
 def assess(
     method: SamplesLogits,
     test: Split,

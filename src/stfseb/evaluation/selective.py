@@ -19,6 +19,7 @@ from stfseb.errors import StfsebError
 from stfseb.evaluation.inputs import Split, chunks
 from stfseb.likelihoods import Classification
 from stfseb.methods.calibrated import tempered
+from stfseb.networks.memory import memory_kept
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -76,6 +77,7 @@ def risk_coverage(uncertainty: ArrayLike, errors: ArrayLike, familiar: ArrayLike
 
 
 @torch.no_grad()
+@memory_kept()
 def selective(
     method: Method,
     test: Split,

@@ -24,10 +24,12 @@ from stfseb.methods.decisions import DecidingMixin
 from stfseb.methods.settings import check_count
 from stfseb.networks.capturing import built_into
 from stfseb.networks.folding import deterministic
+from stfseb.networks.memory import memory_kept
 from stfseb.ranges import SeenRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from stfseb.methods.context import Context, Draw
     from stfseb.methods.settings import Settings
@@ -237,7 +239,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         check_seed(seed)
         rows = batch_size or self._rows(samples)
-        with torch.no_grad(), evaluating(self.net):
+        with torch.no_grad(), evaluating(self.net), self._memory_kept(x, rows):
             try:
                 return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], dim=1)
             except REFUSALS:
@@ -311,11 +313,15 @@ class Method(DecidingMixin, nn.Module, ABC):
         if seed is None:
             seed = int(torch.randint(2**62, ()))
         rows = batch_size or self._rows(samples or self.samples)
-        with torch.no_grad():
+        with torch.no_grad(), self._memory_kept(x, rows):
             return [
                 function(tempered(self.calibration, self.likelihood, self.sample_logits(part, samples, seed=seed)))
                 for part in x.split(rows)
             ]
+
+    def _memory_kept(self, x: Tensor, rows: int) -> AbstractContextManager[None]:
+        """Keep memory between the passes of a prediction, where it takes several and they run on the CPU."""
+        return memory_kept(self.like.device.type == "cpu" and len(x) > rows)
 
     def _rows(self, samples: int) -> int:
         """Return how many rows one pass of prediction takes."""

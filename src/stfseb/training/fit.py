@@ -21,6 +21,7 @@ from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, h
 from stfseb.methods.learning import LearningWarning
 from stfseb.methods.settings import check_count
 from stfseb.networks.layout import layout_kept
+from stfseb.networks.memory import memory_kept
 from stfseb.training.batches import Augment, make_batches, split_off
 from stfseb.training.interrupts import Interrupted
 from stfseb.training.loop import FitResult, Protocol, Training, check_split, validation_batches
@@ -114,6 +115,7 @@ def fit(
         with ExitStack() as ending:
             # The captured step's, on its device: from the end on the settings themselves count.
             ending.callback(method.live.clear)
+            ending.enter_context(memory_kept(place.type == "cpu"))
             ending.enter_context(layout_kept(method.net))  # after the checks: lazy layers have their weights now
             training = Training(method, batches, held_out, protocol, checkpoint=file, checkpoint_every=checkpoint_every)
             with TrainingProgress(method.label, epochs, training.steps, show=progress) as display, training.interrupts:

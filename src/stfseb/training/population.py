@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ import torch
 from stfseb.errors import DivergedError, StfsebError
 from stfseb.methods.settings import check_count
 from stfseb.networks.layout import layout_kept
+from stfseb.networks.memory import memory_kept
 from stfseb.training.batches import Augment, ResidentBatches, as_pair, fits
 from stfseb.training.engine import CapturedEngine, worth_compiling
 from stfseb.training.fit import conclude
@@ -283,4 +284,4 @@ class _Place:
             self.interrupted = stop
 
     def _here(self) -> Any:
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        return memory_kept() if self.stream is None else torch.cuda.stream(self.stream)
