@@ -3,7 +3,8 @@
 All ways do the same training step of ST-FS-EB (two-conv net, batch 128, 32 context points) and are timed alternately
 in one process; the ratio is what counts, since absolute times depend on the machine, and alternating keeps what else
 runs there from falling on one way alone. The loop is eager float32; the others are the steps that `fit` makes, in
-float32 and in the precision that it chooses (bf16 where the processor has it).
+float32 and in the precision that it chooses (bf16 where the processor has it). In every turn a way does two steps, of
+which the second is timed: `fit` keeps memory between steps (`networks/memory.py`), the loop before has given it back.
 
     python benchmarks/folding.py [--samples 10] [--steps 6] [--out FILE]
 """
@@ -22,6 +23,7 @@ import torch
 from stfseb import STFSEB, SmallCNN
 from stfseb.experiments.machine import origin, script_command
 from stfseb.function_prior import FunctionPrior
+from stfseb.networks.memory import memory_kept
 from stfseb.networks.precision import resolve
 from stfseb.training.batches import ResidentBatches
 from stfseb.training.engine import make_engine, make_optimiser
@@ -77,10 +79,12 @@ def measure(samples: int, steps: int, batch: int = 128) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(steps + 1):
         for name, step in ways.items():
-            started = time.perf_counter()
-            step()
-            if turn:  # the first step warms up
-                times[name].append(time.perf_counter() - started)
+            with memory_kept(name.startswith("engine")):
+                step()
+                started = time.perf_counter()
+                step()
+                if turn:  # the first steps warm up
+                    times[name].append(time.perf_counter() - started)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
