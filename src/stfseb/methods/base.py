@@ -23,6 +23,7 @@ from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
 from stfseb.methods.settings import check_count
 from stfseb.networks.capturing import built_into
+from stfseb.networks.checks import check_network
 from stfseb.networks.folding import deterministic
 from stfseb.networks.memory import memory_kept
 from stfseb.ranges import SeenRange
@@ -60,6 +61,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     settings_type: ClassVar[type[Settings]]
     live_names: ClassVar[tuple[str, ...]] = ()  # the continuous settings, which may become tensors on the device
     live_settings: ClassVar[tuple[str, ...]] = ()  # the arguments that they come from, where the names differ
+    lazy: ClassVar[bool] = True  # whether the first pass may make the network's weights
     rows: ClassVar[dict[str, int]] = {}  # of one pass of a convolutional network, where `_ROWS` does not suit
     # DistributedDataParallel would send all context images from one process to the others at every step.
     _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
@@ -67,10 +69,7 @@ class Method(DecidingMixin, nn.Module, ABC):
 
     def __init__(self, net: nn.Module, settings: Any, likelihood: Likelihood | None = None) -> None:
         super().__init__()
-        if not isinstance(net, nn.Module):
-            raise StfsebError(f"net is {type(net).__name__}: give an nn.Module")
-        if not any(p.requires_grad for p in net.parameters()):
-            raise StfsebError(f"{type(net).__name__} has no trainable parameters: unfreeze some, or give another net")
+        check_network(net, self.label, lazy=self.lazy)
         self.net = net
         self.settings = settings
         self.likelihood = (likelihood or Categorical()).to(self.like.device, self.like.dtype)
@@ -217,11 +216,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         """Return the number of outputs (classes), found by one pass over the first row of `x`."""
         if self._outputs is None:
             with torch.no_grad(), evaluating(self.net):
-                out = deterministic(self.net, scaled(x[:1], self.like))
-            if not isinstance(out, Tensor) or out.ndim != 2:
-                shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-                raise StfsebError(f"the network must return logits of shape (N, classes), not {shape}")
-            self._outputs = out.shape[1]
+                self._outputs = deterministic(self.net, scaled(x[:1], self.like)).shape[1]
         return self._outputs
 
     def sample_logits(

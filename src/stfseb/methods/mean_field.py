@@ -26,7 +26,7 @@ from stfseb.methods.base import Method, evaluating
 from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.perturbed import FLIPOUT, LOCAL, PerturbedLayers, covered
 from stfseb.methods.settings import Settings, check_count, check_positive
-from stfseb.networks.folding import deterministic, has_batch_statistics, single, without_dropout
+from stfseb.networks.folding import deterministic, has_batch_statistics, returned, single, without_dropout
 from stfseb.networks.functional import call_with, places
 from stfseb.networks.stacked import stacked_chain
 
@@ -54,6 +54,8 @@ def gaussian_kl(mean: Tensor, scale: Tensor, sigma: float | Tensor) -> Tensor:
 
 class MeanFieldMethod(Method):
     """What the methods whose posterior is mean-field Gaussian share: scales, weight samples, the KL."""
+
+    lazy = False
 
     def __init__(
         self, net: nn.Module, settings: Settings, likelihood: Likelihood | None, *, point: bool = False
@@ -114,8 +116,8 @@ class MeanFieldMethod(Method):
             return single(self._chain(x, self._stacked(theta), len(theta)))
         if self._vectorises(x):
             out: Tensor = vmap(lambda row: self._call(self._named(row), x), randomness="different")(theta)
-            return single(out)
-        return single(torch.stack([self._call(self._named(row), x) for row in theta]))
+            return out
+        return torch.stack([self._call(self._named(row), x) for row in theta])
 
     def run_estimator(self, x: Tensor) -> Tensor:
         """Return outputs (S, rows, L) by local reparameterisation or flipout: right row by row, not jointly."""
@@ -160,8 +162,8 @@ class MeanFieldMethod(Method):
         return self.run_weights(x, self.draw_weights(samples, generator))
 
     def _call(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        with without_dropout(self.net):
-            return single(call_with(self.net, parameters, x, self._places))
+        with without_dropout(self.net, substituted=True):
+            return returned(call_with(self.net, parameters, x, self._places))
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         means = self.means()

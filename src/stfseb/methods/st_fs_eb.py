@@ -169,6 +169,7 @@ class STFSEB(DropoutMethod):
 
     key = "stfseb"
     label = "ST-FS-EB"
+    lazy = False
     settings_type = STFSEBSettings
     live_names = ("nu_function", "nu_weights", "sigma", "tau1", "tau2")
     live_settings = ("dof", "dof_function", "dof_weights", "sigma", "tau1", "tau2")

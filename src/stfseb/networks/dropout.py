@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
+from stfseb.networks.inner_dropout import inner_rate, without_inner
 from stfseb.networks.layout import Pass
 from stfseb.networks.views import refuse_lost
 
@@ -37,7 +38,6 @@ _REFUSED = (
     torch.feature_alpha_dropout,
     torch.feature_alpha_dropout_,
 )
-_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,13 @@ class MonteCarloDropout(Pass):
             return self._dropout(*_arguments(args, kwargs), channelwise=False)
         if func in _CHANNEL:
             return self._dropout(*_arguments(args, kwargs), channelwise=True)
-        _refuse(func, kwargs)
+        _refuse(func, args, kwargs)
         return self.call(func, args, kwargs)
 
     def _dropout(self, x: Tensor, rate: float, inplace: bool, *, channelwise: bool) -> Tensor:
         if self.in_prefix:
             raise PrefixHasDropoutError
+        self.once()
         if self.lost(F.dropout, (x,), {}):
             refuse_lost()
         self.rates.add(rate)
@@ -238,17 +239,28 @@ class _Repeated(torch.autograd.Function):
 
 
 class NoDropout(Pass):
-    """Make every dropout of the forward pass the identity, whatever mode the network is in."""
+    """Make every dropout of the forward pass the identity, whatever mode the network is in.
+
+    `substituted` says that the pass runs with other tensors in the place of the network's weights.
+    """
+
+    def __init__(self, *, laid_out: bool = False, substituted: bool = False) -> None:
+        super().__init__(laid_out=laid_out)
+        self.substituted = substituted
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Return dropout's input; let everything else through."""
         kwargs = kwargs or {}
-        if func in _ELEMENT or func in _CHANNEL or func in _REFUSED:
+        dropout = func in _ELEMENT or func in _CHANNEL or func in _REFUSED
+        inner = 0.0 if dropout else inner_rate(func, args, kwargs)
+        if dropout or inner or self.substituted:
+            self.once()
+        if dropout:
             return args[0] if args else kwargs["input"]
-        if func in _ATTENTION and kwargs.get("dropout_p", 0.0):
-            kwargs = {**kwargs, "dropout_p": 0.0}
+        if inner:
+            args, kwargs = without_inner(func, args, kwargs)
         return self.call(func, args, kwargs)
 
 
@@ -302,11 +314,11 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, f
     return x, float(rate), bool(args[3] if len(args) > 3 else kwargs.get("inplace", False))
 
 
-def _refuse(func: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+def _refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if func in _REFUSED:
         raise StfsebError(f"{func.__name__} in the network is not supported: use nn.Dropout")
-    if func in _ATTENTION and kwargs.get("dropout_p", 0.0) and kwargs.get("training", True):
+    if rate := inner_rate(func, args, kwargs):
         raise StfsebError(
-            f"{func.__name__} with dropout_p={kwargs['dropout_p']}: attention dropout cannot be given masks; "
-            "set it to 0 and put an nn.Dropout behind the attention"
+            f"{func.__name__} with a dropout rate of {rate:g}: dropout inside of it cannot be given masks; "
+            "set it to 0 and put an nn.Dropout behind the layer"
         )

@@ -6,11 +6,12 @@ repeated for the samples. Any other module gets the whole batch repeated.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from stfseb.errors import StfsebError
 from stfseb.networks.dropout import (
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 def chain(net: nn.Module) -> list[nn.Module]:
     """Return the modules that `net` applies one after the other, nested `nn.Sequential` unrolled."""
-    plain = type(net).forward is nn.Sequential.forward and not (net._forward_hooks or net._forward_pre_hooks)
+    own = type(net).forward is not nn.Sequential.forward or "forward" in vars(net)
+    plain = not (own or net._forward_hooks or net._forward_pre_hooks)
     if not (isinstance(net, nn.Sequential) and plain):
         return [net]
     return [leaf for child in net for leaf in chain(child)]
@@ -44,8 +46,10 @@ def first_dropout(modules: Sequence[nn.Module]) -> int:
 
 
 def has_batch_statistics(net: nn.Module) -> bool:
-    """Tell whether a forward pass in training mode would mix rows through running statistics."""
-    return any(getattr(module, "running_mean", None) is not None for module in net.modules())
+    """Tell whether a forward pass in training mode would mix rows, or move statistics that are kept of them."""
+    return any(
+        isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None for module in net.modules()
+    )
 
 
 def rearranged(modules: Sequence[nn.Module], *, flatten: bool = True) -> list[Callable[[Tensor], Tensor]]:
@@ -134,22 +138,29 @@ class FoldedNetwork:
                 "same: call the network's dropout layers in forward, or use MAP, MFVI or FSEB"
             )
         self.plan = mode.plan
-        return single(out).view(samples, -1, *out.shape[1:]), mode.rates
+        logits = returned(out)
+        return logits.view(samples, -1, logits.shape[1]), mode.rates
 
 
-def without_dropout(net: nn.Module) -> NoDropout:
+def without_dropout(net: nn.Module, *, substituted: bool = False) -> NoDropout:
     """Return the mode in which every dropout of the network is the identity."""
-    return NoDropout(laid_out=takes_any_layout(chain(net)))
+    return NoDropout(laid_out=takes_any_layout(chain(net)), substituted=substituted)
 
 
 def deterministic(net: nn.Module, x: Tensor) -> Tensor:
     """Run the network with every dropout as the identity."""
     with without_dropout(net):
-        out: Tensor = net(x)
-    return single(out)
+        return returned(net(x))
+
+
+def returned(outputs: Any) -> Tensor:
+    """Return what a network gave back, if it is one row of logits an example, as `single` has it."""
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise StfsebError(f"the network must return logits of shape (N, classes), not {shape}")
+    return single(outputs)
 
 
 def single(outputs: Tensor) -> Tensor:
     """Return outputs of a half-precision pass in float32: losses and probabilities need its digits."""
-    half = getattr(outputs, "dtype", None) in (torch.bfloat16, torch.float16)  # checked for tensors by the caller
-    return outputs.float() if half else outputs
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs

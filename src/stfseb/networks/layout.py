@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
+from stfseb.networks.recomputing import refuse_recomputed
 from stfseb.networks.views import CopiedViews, flat, refuse_lost
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Pass(TorchFunctionMode):
         super().__init__()
         self.laid_out = laid_out
         self.views = CopiedViews()
+        self.graded = torch.is_grad_enabled()
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call as described above."""
@@ -79,6 +81,11 @@ class Pass(TorchFunctionMode):
     def lost(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Tell whether a call reads what a copied view has lost."""
         return bool(self.views.all) and _may_choose() and self.views.lost(func, args, kwargs)
+
+    def once(self) -> None:
+        """Refuse to make a call that the backward pass would make again, when this pass is over."""
+        if self.graded and not torch.compiler.is_compiling():
+            refuse_recomputed()
 
     def _made(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is Tensor.view and not isinstance(args[-1], torch.dtype) and "dtype" not in kwargs:
