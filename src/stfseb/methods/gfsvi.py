@@ -260,7 +260,7 @@ class GFSVI(MeanFieldMethod):
 
     def context_factors(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factors and inverses of the prior's covariances at sets of points (k, N_c, ...)."""
-        reference = GaussianDivergence(self.prior.covariance(images.flatten(2)), self.hyper("gamma"))
+        reference = GaussianDivergence(self.prior.covariances(images.flatten(2)), self.hyper("gamma"))
         return reference.factor, reference.precision
 
     def _classes(self, outputs: int, draw: Draw) -> tuple[Tensor, float]:

@@ -49,19 +49,26 @@ class GPPrior(nn.Module):
         self.set(fitted.length_scale, fitted.variance)
 
     def covariance(self, x: Tensor) -> Tensor:
-        """Return K (N, N) in float64 for images (N, C, H, W) in the network's scale; (k, N, N) for rows (k, N, D)."""
+        """Return K (N, N) in float64 for N inputs of any shape, in the network's scale."""
+        kernel, pixels = self._ready(x)
+        return kernel(pixels, pixels)
+
+    def covariances(self, sets: Tensor) -> Tensor:
+        """Return K (k, N, N) in float64 for k sets of N flattened inputs, (k, N, D)."""
+        kernel, pixels = self._ready(sets)
+        found: Tensor = vmap(kernel)(pixels, pixels)
+        return found
+
+    def _ready(self, x: Tensor) -> tuple[Kernel, Tensor]:
+        """Return the kernel, and the inputs where and as exactly as it is evaluated."""
         if not self._known:  # looked at once: reading a value on a card waits for it
             if not math.isfinite(float(self.length_scale)):
                 raise StfsebError("the kernel has not been fitted: call prepare(x, y) before training (`fit` does)")
             self._known = True
         place = workplace(x)
-        pixels = x.detach().to(place, torch.float64)
         length_scale, variance = (v.to(place, torch.float64) for v in (self.length_scale, self.variance))
         smoothness = SMOOTHNESS[self.kernel]
         kernel: Kernel = RBF(length_scale, variance)
         if math.isfinite(smoothness):
             kernel = Matern(smoothness, length_scale, variance)
-        if x.ndim == 3:
-            sets: Tensor = vmap(kernel)(pixels, pixels)
-            return sets
-        return kernel(pixels, pixels)
+        return kernel, x.detach().to(place, torch.float64)
