@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from stfseb.methods import twice
-from stfseb.methods.twice import Patches, Stage, substitute, weight_gram
+from stfseb.methods.twice import Patches, Stage, normalised, substitute, weight_gram
 
 OPTIONS = [
     {"padding": 1},
@@ -112,3 +112,14 @@ def test_sums_in_parts_are_the_product():
     g, patches, scale = torch.randn(2, 3, 1, 90, 1), torch.randn(3, 1, 101, 1), torch.rand(9090)
     jacobian = torch.einsum("lngop,ngkp->lngok", g, patches).flatten(2).double() * scale
     torch.testing.assert_close(weight_gram(g, patches, scale), jacobian @ jacobian.mT, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dim", "norms"), [(0, (3, 1, 1)), (1, (1, 4, 1)), (2, (1, 1, 2)), (-2, (1, 4, 1)), (-1, ())])
+def test_weight_normalisation_differentiated_twice(dim, norms):
+    torch.manual_seed(0)
+    v = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    g = torch.rand(norms, dtype=torch.float64, requires_grad=True)
+    ours = substitute(torch._weight_norm, (v, g, dim), {}, Stage())
+    torch.testing.assert_close(ours, torch._weight_norm(v, g, dim))
+    torch.testing.assert_close(substitute(torch._weight_norm, (v,), {"g": g, "dim": dim}, Stage()), ours)
+    assert torch.autograd.gradgradcheck(lambda v, g: normalised(torch._weight_norm, (v, g, dim), {}), (v, g))

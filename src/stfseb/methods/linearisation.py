@@ -21,7 +21,7 @@ from stfseb.errors import StfsebError
 from stfseb.methods.base import evaluating
 from stfseb.methods.layer_calls import LayerCall, call_parts, kind_of, single_use_calls
 from stfseb.methods.layer_products import by_pairs, is_supported, layer_bytes, layer_covariance, pair_products
-from stfseb.methods.twice import Stage, substitute
+from stfseb.methods.twice import Normalised, Stage, substitute, unfused
 from stfseb.networks.dropout import NoDropout
 from stfseb.networks.functional import call_with, places
 
@@ -54,6 +54,8 @@ class Linearisation:
         self.outputs = 0
         with torch.no_grad():
             self.outputs = int(self._run(example)[0].shape[1])
+        if not last_layer:
+            self._check(example)
 
     def law(self, x: Tensor, scales: Scales, classes: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
         """Return means (n, N) and covariances (n, N, N) in float64 of the n `classes` at the N rows of x."""
@@ -63,13 +65,12 @@ class Linearisation:
             (call,) = self.calls.values()
             products = pair_products(seen[call.weight][0], scales[call.weight], _optional(scales, call.bias))
             return out.T[classes].double(), products.permute(2, 0, 1)[classes]
-        out, seen = self._run(x.repeat(count, *(1,) * (x.ndim - 1)))
+        with unfused():
+            out, seen = self._run(x.repeat(count, *(1,) * (x.ndim - 1)))
         self._stage.inputs_only = True
         chosen = out.view(count, rows, -1).gather(2, classes.view(-1, 1, 1).expand(-1, rows, 1)).squeeze(2)
         names = list(seen)
-        gradients = torch.autograd.grad(
-            chosen.sum(), [seen[name][1] for name in names], create_graph=create_graph, allow_unused=True
-        )
+        gradients = _gradients(chosen.sum(), [seen[name][1] for name in names], create_graph=create_graph)
         self._stage.inputs_only = False
         covariance = torch.zeros(count, rows, rows, dtype=torch.float64, device=x.device)
         for name, gradient in zip(names, gradients, strict=True):
@@ -88,6 +89,24 @@ class Linearisation:
         general = sum(p.numel() for name, p in self.net.named_parameters() if name in self.rest)
         each = sum(share for _, share in layers) + rows * general * (3 * itemsize + 16)
         return sum(once for once, _ in layers), each
+
+    def _check(self, example: Tensor) -> None:
+        """Raise unless the law of one row and class can be computed and differentiated, as a step will need it."""
+        trained = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        try:
+            with torch.enable_grad():
+                scales = {name: torch.ones_like(p) for name, p in trained.items()}
+                first = torch.zeros(1, dtype=torch.int64, device=example.device)
+                _, covariance = self.law(example, scales, first, create_graph=True)
+                if covariance.requires_grad:  # that of a linear model is constant
+                    _gradients(covariance.sum(), list(trained.values()), create_graph=False)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise StfsebError(
+                f"{type(self.net).__name__} cannot be linearised in all of its parameters "
+                f"({' '.join(str(error).split())[:200]}): use linearise='last_layer'"
+            ) from error
 
     def _run(self, x: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
         """Return the outputs, and by weight the input and output of each call that is followed."""
@@ -112,13 +131,13 @@ class Linearisation:
         }
 
         def one(values: dict[str, Tensor], row: Tensor) -> Tensor:
-            with NoDropout():
+            with NoDropout(), Normalised():
                 return call_with(self.net, values, row.unsqueeze(0), where)[0]
 
-        with evaluating(self.net):
+        with evaluating(self.net), unfused():
             out = vmap(one)(copies, x.repeat(count, *(1,) * (x.ndim - 1)))
         chosen = out.gather(1, classes.repeat_interleave(rows).unsqueeze(1)).sum()
-        gradients = torch.autograd.grad(chosen, list(copies.values()), create_graph=create_graph, allow_unused=True)
+        gradients = _gradients(chosen, list(copies.values()), create_graph=create_graph)
         parts = [
             (gradient * scales[name]).reshape(count, rows, -1)
             for name, gradient in zip(copies, gradients, strict=True)
@@ -171,6 +190,13 @@ def _output_call(net: nn.Module, calls: dict[str, LayerCall], example: Tensor) -
         f"linearise='last_layer': the output of {type(net).__name__} is not that of a linear layer with its own "
         "weights: use linearise='full' or 'subset'"
     )
+
+
+def _gradients(value: Tensor, inputs: list[Tensor], *, create_graph: bool) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a scalar by the inputs, None by those that it does not depend on."""
+    if not inputs:  # which torch refuses
+        return ()
+    return torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)
 
 
 def _optional(scales: Scales, name: str | None) -> Tensor | None:

@@ -1,26 +1,30 @@
-"""Convolution and pooling whose gradients are cheap to differentiate once more.
+"""Layers whose gradients are cheap to differentiate once more, and right where torch's are not.
 
 The covariance of a linearised network contains gradients, and its own gradient differentiates those. autograd
 differentiates a convolution's backward pass by convolutions whose kernels are whole images, which on the card
 took 4 of 10 milliseconds of a step. Here the gradient by the input is written as a transposed convolution, whose
-derivatives are ordinary convolutions again; that of 2x2 pooling is a selection.
+derivatives are ordinary convolutions again; that of 2x2 pooling is a selection. Weight normalisation is written
+out, as torch's second derivative of it is wrong (2.13), and attention is run unfused, as the fused kernels have none.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from stfseb.methods.layer_calls import call_parts
 from stfseb.methods.row_gram import row_gram, row_slopes
 from stfseb.networks.layout import MaxPool2x2, halves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 JACOBIAN_BYTES = 128 * 2**20  # held at a time
@@ -33,7 +37,7 @@ class Stage:
 
 
 def substitute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], stage: Stage) -> Tensor | None:
-    """Return what a call of `conv2d` or `max_pool2d` returns, or None where it is left to torch."""
+    """Return what a call of `conv2d`, `max_pool2d` or `_weight_norm` returns, or None where it is left to torch."""
     if func is F.conv2d:
         x, weight, bias, options = call_parts(func, args, kwargs)
         if x.ndim == 4 and not isinstance(options.get("padding", 0), str):
@@ -44,7 +48,37 @@ def substitute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     elif func in (F.max_pool2d, torch.max_pool2d) and halves(*args, **kwargs):
         pooled: Tensor = MaxPool2x2.apply(args[0].permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]
         return pooled.permute(0, 3, 1, 2)
-    return None
+    return normalised(func, args, kwargs)
+
+
+def normalised(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return g v / |v|, which `torch._weight_norm` returns, or None of any other call."""
+    if func is not torch._weight_norm:
+        return None
+    given = {"dim": 0, **dict(zip(("v", "g", "dim"), args, strict=False)), **kwargs}
+    v, g, dim = given["v"], given["g"], given["dim"]
+    # -1 is torch's word for all dimensions. Not torch.norm_except_dim: `vmap` runs it row by row, with a warning.
+    others = None if dim == -1 else [axis for axis in range(v.ndim) if axis != dim % v.ndim]
+    weight: Tensor = v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1))
+    return weight
+
+
+class Normalised(TorchFunctionMode):
+    """Weight normalisation written out, for passes under `vmap`, which the other substitutes do not follow."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the call if it is one; let everything through."""
+        out = normalised(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if out is None else out
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Run attention by matrix products, whose gradients can be differentiated: the fused kernels' cannot."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 class _Conv2d(torch.autograd.Function):
