@@ -140,7 +140,8 @@ class GFSVI(MeanFieldMethod):
         gamma: relative regularisation of the covariances.
         num_context: context points in each step.
         samples: weight samples.
-        likelihood: what the outputs mean; the kernel's fit needs the categorical one.
+        likelihood: what the outputs mean; the kernel's fit needs the categorical one. For others set the kernel,
+            `method.prior.set(length_scale, variance)`: what is set by hand is never fitted.
         cache: folder of kernel fits; by default STFSEB_CACHE or the user's cache; False: memory only.
         switches: the rare settings; see `GFSVISettings`.
     """
@@ -191,16 +192,23 @@ class GFSVI(MeanFieldMethod):
         """Become `other`, its kernel included; `prepare` then fits that."""
         super().take_over(other)
         assert isinstance(other, GFSVI)
-        self.prior.kernel = other.prior.kernel
+        self.prior.kernel, self.prior.by_hand = other.prior.kernel, other.prior.by_hand
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Fit the prior's kernel to the training data, or take the fit of the same data from the cache."""
+        """Fit the prior's kernel to the training data, or take the fit of the same data from the cache.
+
+        A kernel that was set by hand stays as it is, in a saved and loaded model too.
+        """
         if self.settings.functional_scale == 0:
+            return
+        if self.prior.by_hand or "set" in self.provenance.get("kernel", {}):
+            values = {"length_scale": float(self.prior.length_scale), "variance": float(self.prior.variance)}
+            self.provenance["kernel"] = {**values, "set": "by hand"}
             return
         if not isinstance(self.likelihood, Categorical):
             raise StfsebError(
                 f"the kernel is fitted to class labels, but the likelihood is {self.likelihood.name}: "
-                "set it yourself, method.prior.set(length_scale, variance), and train without prepare"
+                "set it yourself, method.prior.set(length_scale, variance) before training"
             )
         self.likelihood.check_targets(y, self.outputs(x))
         fitted = cached_fit(x, y, self.outputs(x), self.settings.kernel_fit, self.cache)

@@ -36,17 +36,19 @@ class GPPrior(nn.Module):
         self.kernel = kernel
         self.register_buffer("length_scale", torch.tensor(math.nan, dtype=torch.float64))
         self.register_buffer("variance", torch.tensor(math.nan, dtype=torch.float64))
+        self.by_hand = False
         self._known = False
 
     def set(self, length_scale: float, variance: float) -> None:
-        """Fix the hyper-parameters."""
+        """Fix the hyper-parameters; no fit changes them from then on."""
         check_positive(length_scale=length_scale, variance=variance)
-        self.length_scale.fill_(length_scale)
-        self.variance.fill_(variance)
+        self._fill(length_scale, variance)
+        self.by_hand = True
 
     def take(self, fitted: FittedKernel) -> None:
         """Take the hyper-parameters of a fit."""
-        self.set(fitted.length_scale, fitted.variance)
+        self._fill(fitted.length_scale, fitted.variance)
+        self.by_hand = False
 
     def covariance(self, x: Tensor) -> Tensor:
         """Return K (N, N) in float64 for N inputs of any shape, in the network's scale."""
@@ -58,6 +60,10 @@ class GPPrior(nn.Module):
         kernel, pixels = self._ready(sets)
         found: Tensor = vmap(kernel)(pixels, pixels)
         return found
+
+    def _fill(self, length_scale: float, variance: float) -> None:
+        self.length_scale.fill_(length_scale)
+        self.variance.fill_(variance)
 
     def _ready(self, x: Tensor) -> tuple[Kernel, Tensor]:
         """Return the kernel, and the inputs where and as exactly as it is evaluated."""
