@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import stfseb
-from stfseb import MAP, STFSEB, MCDropout, SmallCNN, StfsebError, fit, load, save
+from stfseb import FSEB, GFSVI, MAP, MFVI, STFSEB, Ensemble, MCDropout, SmallCNN, StfsebError, fit, load, save
 
 
 @pytest.fixture
@@ -211,3 +211,126 @@ def test_a_key_that_load_does_not_know_is_refused_before_anything_is_written(tmp
     with pytest.raises(StfsebError, match="Mine has the key 'mine', which load does not know"):
         save(Mine(SmallCNN()), tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+class Mixed(torch.nn.Module):
+    """bfloat16 and float32 side by side, parameters and buffers."""
+
+    def __init__(self, low=torch.bfloat16):
+        super().__init__()
+        self.a, self.dropout = torch.nn.Linear(4, 8).to(low), torch.nn.Dropout(0.2)
+        self.b, self.norm = torch.nn.Linear(8, 3), torch.nn.BatchNorm1d(3)
+        self.register_buffer("shift", torch.linspace(0, 1, 3, dtype=torch.float64), persistent=False)
+
+    def forward(self, x):
+        hidden = self.dropout(torch.relu(self.a(x.to(self.a.weight.dtype))))
+        return self.norm(self.b(hidden.to(self.b.weight.dtype))) + self.shift.to(self.b.weight.dtype)
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float32])  # of the fresh network
+@pytest.mark.parametrize("make", [MCDropout, MFVI, lambda net: Ensemble([MCDropout(net), MFVI(Mixed())])])
+def test_each_tensor_comes_back_in_its_own_precision(tmp_path, make, low):
+    torch.manual_seed(0)
+    method = make(Mixed())
+    fresh = torch.nn.ModuleList([Mixed(low), Mixed(low)]) if isinstance(method, Ensemble) else Mixed(low)
+    again = load(save(method, tmp_path / "m"), net=fresh)
+    kept, found = method.state_dict(), again.state_dict()
+    assert {name: value.dtype for name, value in found.items()} == {name: value.dtype for name, value in kept.items()}
+    assert all(torch.equal(found[name], value) for name, value in kept.items())
+    assert {b.dtype for name, b in again.named_buffers() if name.endswith("shift")} == {torch.float64}
+    x = torch.rand(5, 4)
+    assert torch.equal(again.sample_logits(x, 4, seed=0), method.sample_logits(x, 4, seed=0))
+
+
+def test_the_context_s_fingerprint_stays_through_loading_and_saving(tmp_path):
+    torch.manual_seed(0)
+    method = STFSEB(SmallCNN(hidden=4), torch.rand(40, 1, 28, 28))
+    first = save(method, tmp_path / "first")
+    second = save(load(first), tmp_path / "second")
+    third = save(load(second), tmp_path / "third")
+    kept = [json.loads((folder / "model.json").read_text())["context"] for folder in (first, second, third)]
+    assert kept[0]["count"] == 40
+    assert kept == [kept[0]] * 3
+
+
+def test_a_model_without_context_stays_without(tmp_path):
+    folder = save(load(save(MAP(SmallCNN(hidden=4)), tmp_path / "a")), tmp_path / "b")
+    meta = json.loads((folder / "model.json").read_text())
+    assert meta["context"] is None
+    assert "context" not in meta["provenance"]
+
+
+def plain(dropout=0.2):
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(6, 3)
+    return torch.nn.Sequential(*layers)
+
+
+def frozen():
+    net = plain()
+    net[0].requires_grad_(False)
+    return net
+
+
+FROZEN = {
+    "map": MAP,
+    "mcdropout": MCDropout,
+    "mfvi": MFVI,
+    "fseb": lambda net: FSEB(net, torch.rand(40, 4)),
+    "gfsvi": lambda net: GFSVI(net, torch.rand(40, 4), cache=False),
+    "ensemble": lambda net: Ensemble([MFVI(net), MAP(plain()), MFVI(plain())]),
+}
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_layers_are_frozen_again(tmp_path, name, older):
+    method = FROZEN[name](frozen())
+    folder = save(method, tmp_path / "m")
+    if older:  # as models were written before
+        meta = json.loads((folder / "model.json").read_text())
+        assert meta.pop("frozen")
+        (folder / "model.json").write_text(json.dumps(meta))
+    fresh = torch.nn.ModuleList(plain() for _ in range(3)) if name == "ensemble" else plain()
+    again = load(folder, net=fresh)
+    x = torch.rand(5, 4)
+    assert torch.equal(again.sample_logits(x, 6, seed=0), method.sample_logits(x, 6, seed=0))
+    if not (older and name in {"map", "mcdropout"}):
+        asked = [p.requires_grad for p in method.parameters()]
+        assert [p.requires_grad for p in again.parameters()] == asked
+
+
+def test_layers_that_the_fresh_network_freezes_but_the_saved_one_trained(tmp_path):
+    for kind in (MFVI, MAP):
+        method = kind(plain())
+        again = load(save(method, tmp_path / kind.key), net=frozen())
+        assert all(p.requires_grad for p in again.parameters())
+        x = torch.rand(5, 4)
+        assert torch.equal(again.sample_logits(x, 2, seed=0), method.sample_logits(x, 2, seed=0))
+
+
+def test_a_model_frozen_for_prediction_can_be_loaded(tmp_path):
+    for kind in (MFVI, MAP):
+        method = kind(plain())
+        x = torch.rand(5, 4)
+        wanted = method.sample_logits(x, 2, seed=0)
+        method.requires_grad_(False)
+        again = load(save(method, tmp_path / kind.key), net=plain())
+        assert torch.equal(again.sample_logits(x, 2, seed=0), wanted)
+
+
+def test_a_network_without_the_saved_one_s_dropout_is_named(tmp_path):
+    folder = save(STFSEB(plain(), torch.rand(40, 4)), tmp_path / "m")
+    other = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    with pytest.raises(StfsebError, match=r"Sequential is not the network that was saved.*no dropout") as caught:
+        load(folder, net=other)
+    assert "add nn.Dropout" not in str(caught.value)
+    ensemble = save(Ensemble([MAP(plain()), MAP(plain())]), tmp_path / "e")
+    with pytest.raises(StfsebError, match=r"give net=nn\.ModuleList of 2 fresh networks"):
+        load(ensemble, net=plain())
+
+
+def test_another_network_is_refused_by_mean_field_methods_too(tmp_path):
+    folder = save(MFVI(plain()), tmp_path / "m")
+    with pytest.raises(StfsebError, match="do not fit Linear"):
+        load(folder, net=torch.nn.Linear(4, 3))

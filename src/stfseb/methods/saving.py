@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from stfseb.methods.registry import KEYS, method_class
 from stfseb.networks.registry import build, own_file, spec_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from stfseb.methods.base import Method
 
@@ -61,7 +63,7 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
     folder, meta = Path(path).expanduser(), described(path)
     try:
         tensors = _read_weights(folder, meta)
-        method = _rebuild(meta, net)
+        method = _rebuild(meta, net, tensors)
         method.load_state_dict(tensors)
     except KeyError as error:
         raise StfsebError(f"{folder / 'model.json'} lacks the entry {error}: it is damaged") from error
@@ -128,19 +130,22 @@ def _description(method: Method) -> dict[str, Any]:
         "likelihood": method.likelihood.spec(),
         "network": spec or {"class": type(method.net).__qualname__},
         "dtype": str(method.like.dtype).removeprefix("torch."),
+        "frozen": [name for name, parameter in method.named_parameters() if not parameter.requires_grad],
         "outputs": method._outputs,
         "range": None if method.seen.span is None else list(method.seen.span),
         "context": method.provenance.get("context")
-        or (None if images is None else {"count": len(images), "fingerprint": fingerprint(images)}),
+        if images is None
+        else {"count": len(images), "fingerprint": fingerprint(images)},
         "calibration": method.calibration,
         "provenance": method.provenance,
     }
 
 
-def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
+def _rebuild(meta: dict[str, Any], net: nn.Module | None, tensors: dict[str, Tensor]) -> Method:
+    """Return the method as it was saved, but for the values of its tensors."""
     import torch
 
-    cls = method_class(meta["method"])
+    own = net
     if net is None:
         if "network" not in meta["network"] and not own_file(meta["network"]):
             raise StfsebError(
@@ -148,15 +153,74 @@ def _rebuild(meta: dict[str, Any], net: nn.Module | None) -> Method:
                 "in Python give a fresh instance, load(path, net=...), see docs/own-network.md"
             )
         net = build(meta["network"])
-    net = net.to(getattr(torch, meta["dtype"]))
-    settings = cls.settings_type.from_dict(meta["settings"])
-    method = cls.restore(net, settings, from_spec(meta["likelihood"]))
+    kinds = {value.dtype for name, value in tensors.items() if name.startswith("net.") and value.is_floating_point()}
+    dtype = getattr(torch, meta["dtype"])
+    if len(kinds) <= 1:  # buffers that are not saved as well; of a network that mixes types they are as it made them
+        net = net.to(dtype)
+    scaled = _scaled(meta, tensors)
+    _ask_for_gradients(net, scaled)
+    method = _restored(meta, net, own)
+    _cast(method, tensors)
+    _freeze(method, meta.get("frozen"), tuple(scaled))
     method.calibration, method.provenance = still_valid(meta["calibration"]), dict(meta["provenance"])
+    if meta.get("context") is not None:  # so that saving the model again keeps it
+        method.provenance["context"] = meta["context"]
     method._outputs = meta["outputs"]
     if meta.get("range") is not None:  # models of before have none
         low, high = meta["range"]
         method.seen.learn((float(low), float(high)))
     return method
+
+
+def _restored(meta: dict[str, Any], net: nn.Module, own: nn.Module | None) -> Method:
+    """Return the method around `net`; what a user's `own` network lacks is said to be another network's."""
+    cls = method_class(meta["method"])
+    settings, likelihood = cls.settings_type.from_dict(meta["settings"]), from_spec(meta["likelihood"])
+    try:
+        return cls.restore(net, settings, likelihood)
+    except StfsebError as error:
+        if own is None or meta["method"] == "ensemble":
+            raise
+        name, why = type(own).__name__, str(error).partition(": ")[0]
+        raise StfsebError(
+            f"{name} is not the network that was saved ({why}): give a fresh instance of that one, load(path, net=...)"
+        ) from error
+
+
+def _scaled(meta: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
+    """Return which parameters of its network have scales, for each mean-field method by the prefix of its names."""
+    pattern = r"(net\.\d+\.)raw_scales\.(.+)" if meta["method"] == "ensemble" else r"()raw_scales\.(.+)"
+    found: dict[str, set[str]] = {}
+    for match in filter(None, (re.fullmatch(pattern, name) for name in tensors)):
+        found.setdefault(match[1], set()).add(match[2].replace("/", "."))
+    return found
+
+
+def _ask_for_gradients(net: nn.Module, scaled: dict[str, set[str]]) -> None:
+    """Let the parameters with scales, and no others, require gradients: mean-field methods are made for these."""
+    for prefix, names in scaled.items():
+        place = prefix.removeprefix("net.")  # the networks of an ensemble's members, as `load` is given them
+        inside = {n.removeprefix(place): p for n, p in net.named_parameters() if n.startswith(place)}
+        if names <= inside.keys():  # else it is another network, which the weights will not fit
+            for name, parameter in inside.items():
+                parameter.requires_grad_(name in names)
+
+
+def _freeze(method: Method, frozen: list[str] | None, settled: tuple[str, ...]) -> None:
+    """Let the parameters require gradients as the saved ones did; those of mean-field methods are settled."""
+    if frozen is None:  # models of before do not say
+        return
+    for name, parameter in method.named_parameters():
+        if not name.startswith(settled) and parameter.is_floating_point():
+            parameter.requires_grad_(name not in frozen)
+
+
+def _cast(method: Method, tensors: dict[str, Tensor]) -> None:
+    """Give every parameter and buffer the precision of its stored tensor: a network may mix several."""
+    for name, value in chain(method.named_parameters(remove_duplicate=False), method.named_buffers()):
+        stored = tensors.get(name, value)
+        if stored.dtype != value.dtype and stored.is_floating_point() and value.is_floating_point():
+            value.data = value.data.to(stored.dtype)
 
 
 def _read_weights(folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
