@@ -12,9 +12,11 @@ from torch.distributions import Normal, kl_divergence
 
 from stfseb.errors import StfsebError
 from stfseb.likelihoods import Likelihood
+from stfseb.methods.fs_eb import FSEB
+from stfseb.methods.gfsvi import GFSVI
 from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.map import MAP
-from stfseb.methods.mean_field import initial_scales
+from stfseb.methods.mean_field import MeanFieldMethod, initial_scales
 from stfseb.methods.mfvi import MFVI
 
 
@@ -335,3 +337,73 @@ def test_buffers_that_change_run_in_a_loop_or_are_refused(make):
 def test_settings_are_checked(settings, message):
     with pytest.raises(StfsebError, match=message):
         MFVI(mlp(), **settings)
+
+
+def partly_frozen() -> nn.Sequential:
+    net = mlp()
+    next(iter(net.children())).requires_grad_(False)
+    return net
+
+
+def mean_field(kind: str, net: nn.Module) -> MeanFieldMethod:
+    if kind == "mfvi":
+        return MFVI(net, samples=2)
+    context = batch(9)[0]
+    if kind.startswith("fseb"):
+        return FSEB(net, context, num_context=4, samples=2, variant="map" if kind == "fseb-map" else "vi")
+    method = GFSVI(net, context, num_context=4, samples=2, cache=False)
+    method.prior.set(1.0, 1.0)
+    return method
+
+
+def unfreeze(net: nn.Sequential) -> None:
+    net.requires_grad_(True)
+
+
+def freeze(net: nn.Sequential) -> None:
+    net[0].requires_grad_(False)
+
+
+def wider_head(net: nn.Sequential) -> None:
+    net[-1] = nn.Linear(net[-1].in_features, 7).double()
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("kind", ["mfvi", "fseb", "gfsvi"])
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (partly_frozen, unfreeze, r"trainable, but not when MFVI was made: 0\.weight, 0\.bias"),
+        (mlp, freeze, r"no longer trainable: 0\.weight, 0\.bias"),
+        (mlp, wider_head, r"of another shape: .*\.weight, .*\.bias"),
+    ],
+)
+def test_a_network_that_changes_afterwards_is_refused(kind, make, change, message, stepped):
+    net = make()
+    method = mean_field(kind, net)
+    x, y = batch()
+    if stepped:
+        method.objective(x, y, 20)
+    change(net)
+    message = message.replace("MFVI", type(method).__name__)
+    for use in (lambda: method.objective(x, y, 20), lambda: method.sample_logits(x, 2, seed=0)):
+        with pytest.raises(StfsebError, match=message + r".*make .* anew") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_network_frozen_in_time_keeps_its_constants():
+    net = partly_frozen()
+    method = mean_field("mfvi", net)
+    x, y = batch()
+    method.objective(x, y, 20).total.backward()
+    assert net[0].weight.grad is None
+    assert set(method.scales()) == {name for name, p in net.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("kind", ["mfvi", "fseb", "fseb-map", "gfsvi"])
+def test_a_method_frozen_as_a_whole_still_predicts(kind):
+    method, x = mean_field(kind, mlp()), batch()[0]
+    wanted = method.sample_logits(x, 2, seed=0)
+    method.requires_grad_(False)
+    assert torch.equal(method.sample_logits(x, 2, seed=0), wanted)

@@ -5,9 +5,10 @@
 mu are the network's own parameters; r are parameters of the method, one tensor for each of the network's.
 A weight sample is run by a functional call, so that no layer is converted. Each sample serves all rows.
 
-Parameters that do not require gradients, integer ones among them, are constants. Tied parameters are one
-parameter. A network whose buffers change in a forward pass (batch norm in training) runs its samples one
-after the other, so the buffers see S updates a step.
+Parameters that do not require gradients when the method is made, integer ones among them, are constants; a network
+that is frozen, unfrozen or given other layers afterwards is refused. Tied parameters are one parameter. A network
+whose buffers change in a forward pass (batch norm in training) runs its samples one after the other, so the
+buffers see S updates a step.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class MeanFieldMethod(Method):
         if not point:
             for name, scale in initial_scales(net, self.settings.rel_sigma_init).items():
                 self.raw_scales[name.replace(".", "/")] = nn.Parameter(inverse_softplus(scale))
+        trained = {} if point else {name: p for name, p in net.named_parameters() if p.requires_grad}
+        self._shapes = {name: p.shape for name, p in trained.items()}
         self._stateful: dict[bool, bool] = {}
         self._covered: list[Any] | None = None
         self._chain = stacked_chain(net)
@@ -78,10 +81,17 @@ class MeanFieldMethod(Method):
 
     def means(self) -> dict[str, Tensor]:
         """Return mu by the names of the network's parameters."""
-        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        named: dict[str, Tensor] = dict(self.net.named_parameters())
+        found = {name: p for name, p in named.items() if p.requires_grad}
+        if not found:  # frozen as a whole, to predict
+            found = {name: named[name] for name in self._shapes or named if name in named}
+        if not self.point and {name: p.shape for name, p in found.items()} != self._shapes:
+            raise self._changed(found)
+        return found
 
     def scales(self) -> dict[str, Tensor]:
         """Return s, the posterior's standard deviations, by the names of the network's parameters."""
+        self.means()  # which tells whether they are still those of the network's parameters
         return {name.replace("/", "."): F.softplus(raw) for name, raw in self.raw_scales.items()}
 
     def kl(self) -> Tensor:
@@ -99,6 +109,24 @@ class MeanFieldMethod(Method):
 
     def _flat_raw(self) -> Tensor:
         return torch.cat([self.raw_scales[name.replace(".", "/")].flatten() for name in self.means()])
+
+    def _changed(self, found: dict[str, Tensor]) -> StfsebError:
+        """Return the error for a network whose trainable parameters are no longer those with scales."""
+        name, known = type(self).__name__, self._shapes
+        differences = {
+            f"trainable, but not when {name} was made": [n for n in found if n not in known],
+            "no longer trainable": [n for n in known if n not in found],
+            "of another shape": [n for n in found if n in known and found[n].shape != known[n]],
+        }
+        parts = [
+            f"{what}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+            for what, names in differences.items()
+            if names
+        ]
+        return StfsebError(
+            f"{type(self.net).__name__} has changed since its posterior was made ({'; '.join(parts)}): "
+            f"freeze, unfreeze and replace layers first, then make {name} anew"
+        )
 
     @property
     def vectorised(self) -> bool:
