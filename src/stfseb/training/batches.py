@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels
@@ -111,18 +111,28 @@ class LoaderBatches:
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, augment: Augment | None = None, what: str = "train"
     ) -> None:
-        try:
-            self.num_data = len(loader.dataset)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise StfsebError(
-                "the DataLoader's data set has no length: the objective needs it; give a map-style data set"
-            ) from error
+        self.num_data = drawn_from(loader)
         if self.num_data == 0:
             raise StfsebError(f"{what} is empty: give at least one example")
         if loader.batch_size is None:
-            raise StfsebError("the DataLoader has batch_size=None: the objective needs a batch size")
+            raise StfsebError(
+                "the DataLoader has batch_size=None or a batch_sampler, but the objective needs a batch size: give "
+                "DataLoader(..., batch_size=..., sampler=...)"
+            )
         self.loader, self.device, self.augment = loader, device, augment
         self.batch_size = loader.batch_size
+        if self.steps > 1 and self.batch_size > self.num_data:  # rows again and again, more in a step than there are
+            raise StfsebError(
+                f"the DataLoader's batch_size={self.batch_size} is more than the {self.num_data} rows that its sampler "
+                "draws from: lower it"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Return how many minibatches an epoch has, as far as the loader says it."""
+        with suppress(TypeError):  # a sampler without a length
+            return len(self.loader)
+        return -(-self.num_data // self.batch_size)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield the loader's minibatches, moved to the device."""
@@ -153,6 +163,28 @@ class LoaderBatches:
                 raise StfsebError(f"the DataLoader's minibatches must be pairs (x, y), not {kinds}")
             x, y = batch
             yield x, y if y.is_floating_point() else y.long()
+
+
+def drawn_from(loader: DataLoader[Any]) -> int:
+    """Return how many examples a loader's sampler draws from: the data set of the objective.
+
+    Samplers that draw from all rows say so by their kind, however many they draw in an epoch; any other one's rows
+    are as many as it has.
+    """
+    try:
+        count = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise StfsebError(
+            "the DataLoader's data set has no length: the objective needs it; give a map-style data set"
+        ) from error
+    sampler: Any = loader.sampler
+    if isinstance(sampler, WeightedRandomSampler):
+        return min(count, int((sampler.weights > 0).sum()))  # the others are never drawn
+    if isinstance(sampler, RandomSampler) or hasattr(sampler, "num_replicas"):  # the latter, one process's share
+        return count
+    with suppress(TypeError):  # a sampler without a length
+        return min(count, len(sampler))
+    return count
 
 
 def sent(part: Tensor, device: torch.device) -> Tensor:

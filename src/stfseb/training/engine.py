@@ -40,6 +40,11 @@ class Engine(Protocol):
 
     description: str
 
+    @property
+    def seen(self) -> int:
+        """Return how many rows the epoch has had: a loader's may be more or fewer than its data set's."""
+        ...
+
     def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
         """Make one pass over the data and return the sums of the three terms."""
         ...
@@ -63,7 +68,8 @@ class EagerEngine:
         self.method, self.batches, self.optimiser, self.precision = method, batches, optimiser, precision
         self.description = f"eager, {_said(method, precision)}" + (f" ({why})" if why else "")
         self.folds = Folds(method)
-        self.made, self.sums = 0, torch.zeros(3, dtype=torch.float64)  # steps of this epoch, and their terms
+        # Steps and rows of this epoch, and the sums of their terms.
+        self.made, self.seen, self.sums = 0, 0, torch.zeros(3, dtype=torch.float64)
         self._left: tuple[int, Tensor, Callable[[], None]] | None = None
 
     def take_up(self, made: int, sums: Tensor, ready: Callable[[], None]) -> None:
@@ -73,13 +79,13 @@ class EagerEngine:
     def epoch(self, number: int, on_step: Callable[[int], None], check: Callable[[Terms], None]) -> Tensor:
         """Make one pass over the data."""
         device = self.method.like.device
-        self.made, self.sums = 0, torch.zeros(3, dtype=torch.float64, device=device)
+        self.made, self.seen, self.sums = 0, 0, torch.zeros(3, dtype=torch.float64, device=device)
         minibatches = self.batches.epoch(number)
         if self._left is not None:
             made, sums, ready = self._left
             self._left, self.made, self.sums = None, made, sums.to(device)
             for _ in range(made):
-                next(minibatches)
+                self.seen += len(next(minibatches)[1])
             ready()
         for x, y in minibatches:
             terms = self.step(x, y)
@@ -88,6 +94,7 @@ class EagerEngine:
             self.optimiser.step()
             self.sums += torch.stack([term.detach() for term in terms]).double()
             self.made += 1
+            self.seen += len(y)
             on_step(1)
         return self.sums
 
@@ -144,6 +151,11 @@ class CapturedEngine:
             self.rest_graph = None if self.rest is None else self._capture(self.rest, False, self.graph.pool())
         finally:  # warming up made a few steps: put everything back, in place; after a failure the eager engine goes on
             self._put_back(before, drawn)
+
+    @property
+    def seen(self) -> int:
+        """Return how many rows an epoch has: all."""
+        return self.batches.num_data
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return all that steps may change, buffers that are not saved included."""

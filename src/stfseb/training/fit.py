@@ -73,7 +73,11 @@ def fit(
     Args:
         method: any `Method`; its network is trained in place.
         train: (x, y) tensors or arrays, an image set, a Dataset or a DataLoader. uint8 pixels are scaled
-            to [0, 1].
+            to [0, 1]. The data set is what a DataLoader's sampler draws from, and the prior's weight follows from
+            how many these are: `SubsetRandomSampler` draws from its own rows, `RandomSampler`, `DistributedSampler`
+            and `WeightedRandomSampler` (but for rows of weight 0) from all, however many they draw in an epoch;
+            any other sampler from as many rows as it has (one that draws others in each epoch: give the rows as a
+            `Subset`). `drop_last` leaves it as it is; a `batch_sampler` is refused.
         validation: the same, for early stopping; by default a tenth of `train` (the same rows for every seed).
         epochs: at most this many passes over the data.
         batch_size: minibatch size (a DataLoader keeps its own).

@@ -42,7 +42,7 @@ _PREPARE = 8192  # examples a streamed data set hands to `prepare`
 
 @dataclass
 class FitResult:
-    """What a run did: one entry an epoch (terms in nats per example), and how it ended."""
+    """What a run did: one entry an epoch (terms in nats per example that it has seen), and how it ended."""
 
     history: list[dict[str, Any]] = field(default_factory=list)
     best_epoch: int = 0
@@ -144,6 +144,8 @@ class Training:
     @property
     def steps(self) -> int:
         """Return how many steps an epoch has."""
+        if isinstance(self.batches, LoaderBatches):
+            return self.batches.steps
         return -(-self.batches.num_data // self.batches.batch_size)
 
     @property
@@ -179,7 +181,7 @@ class Training:
 
     def finish(self, number: int) -> dict[str, Any]:
         """Wait for the epoch, validate, keep the best weights; return the epoch's entry."""
-        figures = (self.sums / self.batches.num_data).tolist()
+        figures = (self.sums / max(1, self.engine.seen)).tolist()
         if not all(map(math.isfinite, figures)):
             self.check(Terms(*self.sums), number)
         entry: dict[str, Any] = {"epoch": number, **dict(zip(Terms._fields, figures, strict=True))}
