@@ -229,3 +229,19 @@ def test_wrong_settings_are_refused():
     ):
         with pytest.raises(StfsebError):
             wrong()
+
+
+def test_no_row_is_left_out_where_labels_are_not_read(outputs):
+    """Under vmap (and compiled, and on a card) values are not looked at; torch's own check is then there."""
+    y = torch.tensor([0, -100])
+
+    def one(row, label):
+        return Categorical().log_prob(row[:, None], label[None])
+
+    labels = torch.arange(9) % 3
+    rowwise = torch.func.vmap(one, (1, 0), 1)(outputs, labels)
+    torch.testing.assert_close(rowwise.squeeze(-1), Categorical().log_prob(outputs, labels))
+    compiled = torch.compile(Categorical().log_prob, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(outputs, labels), Categorical().log_prob(outputs, labels))
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(outputs[:, :2], y)

@@ -107,6 +107,23 @@ def test_targets_that_cannot_be_are_named_in_a_loop_of_ones_own(y, sizes, named)
         method.objective(torch.rand(6, 2), y, **{"num_data": 6, **sizes})
 
 
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "bad", "named"),
+    [
+        (None, 3, -100, r"label -100 is outside the network's 3 classes \(0 to 2\)"),
+        (None, 3, 7, "label 7 is outside the network's 3 classes"),
+        (Binary(), 1, -1, "label -1 is outside the network's 2 classes"),
+        (MultiLabel(), 1, 7, r"label 7: give 1 \(yes\), 0 \(no\) or -1"),
+    ],
+)
+def test_a_label_that_cannot_be_is_named_in_a_loop_of_ones_own(likelihood, outputs, bad, named):
+    """torch leaves rows of label -100 out without a word, and ends in an IndexError at others."""
+    method = MAP(nn.Linear(2, outputs), likelihood=likelihood)
+    y = torch.tensor([0, 0, bad, 0])
+    with pytest.raises(StfsebError, match=f"^{named}"):
+        method.objective(torch.rand(4, 2), y[:, None] if isinstance(likelihood, MultiLabel) else y, 4)
+
+
 def test_labels_a_row_are_asked_for_where_there_are_several():
     method = MAP(nn.Linear(2, 3), likelihood=MultiLabel())
     with pytest.raises(StfsebError, match=r"labels of shape \(6,\) do not fit: give \(N, L\)"):

@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from stfseb import MAP, StfsebError, fit
+from stfseb import MAP, MCDropout, StfsebError, fit
 from stfseb.training.batches import make_batches
 from stfseb.training.interrupts import Interrupted
 
@@ -137,3 +137,14 @@ def test_loaders_without_a_batch_size_of_their_own_are_refused_with_the_remedy(d
     often = DataLoader(rows, 128, sampler=WeightedRandomSampler(torch.ones(ROWS), 300))
     with pytest.raises(StfsebError, match=r"batch_size=128 is more than the 64 rows that its sampler draws from"):
         entry(often, data)
+
+
+@pytest.mark.parametrize("bad", [-100, -1, 7])
+def test_a_label_that_cannot_be_is_named_in_whichever_minibatch_it_comes(data, bad):
+    x, y = data[0], data[1].clone()
+    y[-1] = bad
+    loader = DataLoader(TensorDataset(x, y), 16)
+    good = DataLoader(TensorDataset(*data), 16)
+    for train, validation in ((loader, data), (good, loader)):
+        with pytest.raises(StfsebError, match=rf"^label {bad} is outside the network's 3 classes \(0 to 2\)$"):
+            fit(MCDropout(make(), samples=2), train, validation, epochs=1, progress=False)

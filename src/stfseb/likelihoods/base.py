@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Likelihood(nn.Module, ABC):
@@ -67,6 +71,16 @@ class Likelihood(nn.Module, ABC):
     def log_predictive(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return log (1/S) sum_s p(y_i | f_s(x_i)), the log density of the Monte Carlo mixture, (B,), in float64."""
         return self.log_prob(outputs, y).double().logsumexp(0) - math.log(len(outputs))
+
+
+def where_readable(check: Callable[[Tensor], None], y: Tensor) -> None:
+    """Check the values of targets that lie on the CPU.
+
+    A card would have to be waited for, a compiled step has no values to read, nor have those under `vmap`.
+    """
+    if y.device.type == "cpu" and not torch.compiler.is_compiling():
+        with suppress(RuntimeError):
+            check(y)
 
 
 def wide(outputs: Tensor) -> Tensor:

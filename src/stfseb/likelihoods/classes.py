@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stfseb.errors import StfsebError
-from stfseb.likelihoods.base import Likelihood, wide
+from stfseb.likelihoods.base import Likelihood, where_readable, wide
+
+# torch leaves rows of this label out, -100 unless told otherwise: one that no label is, so that none goes unseen.
+_NO_LABEL = torch.iinfo(torch.int32).min
 
 
 class Classification(Likelihood):
@@ -23,6 +26,7 @@ class Classification(Likelihood):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probabilities at the labels."""
         log_probs = self.class_log_probs(outputs)
+        where_readable(lambda labels: _check_range(labels, log_probs.shape[-1]), y)
         return log_probs.gather(-1, y.long().expand(log_probs.shape[:2])[..., None]).squeeze(-1)
 
     def predict(self, outputs: Tensor) -> Tensor:
@@ -42,9 +46,7 @@ class Classification(Likelihood):
 
     def _check_labels(self, y: Tensor, classes: int) -> None:
         self.check_kind(y)
-        if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
-            bad = int(y.min()) if int(y.min()) < 0 else int(y.max())
-            raise StfsebError(f"label {bad} is outside the network's {classes} classes (0 to {classes - 1})")
+        _check_range(y, classes)
 
 
 class Categorical(Classification):
@@ -59,8 +61,10 @@ class Categorical(Classification):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-softmax at the labels (one fused kernel: this is every training step)."""
         samples, rows, classes = outputs.shape
+        where_readable(lambda labels: _check_range(labels, classes), y)
         labels = y.long().expand(samples, rows).reshape(-1)
-        loss = F.cross_entropy(wide(outputs).reshape(-1, classes), labels, reduction="none")
+        flat = wide(outputs).reshape(-1, classes)
+        loss = F.cross_entropy(flat, labels, ignore_index=_NO_LABEL, reduction="none")
         return -loss.view(samples, rows)
 
     def predict(self, outputs: Tensor) -> Tensor:
@@ -119,6 +123,7 @@ class MultiLabel(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the sum over known labels of their Bernoulli log-probabilities."""
+        where_readable(_check_answers, y)
         signs = (2 * y - 1).to(wide(outputs).dtype)
         known = (y >= 0).to(signs.dtype)
         return (F.logsigmoid(signs * wide(outputs)) * known).sum(-1)
@@ -146,9 +151,24 @@ class MultiLabel(Likelihood):
         """Raise unless `y` is (N, outputs) of 0, 1 and -1 (unknown)."""
         if y.ndim != 2 or y.shape[1] != outputs:
             raise StfsebError(f"labels of shape {tuple(y.shape)} do not fit: give (N, {outputs}), a column an output")
-        wrong = y[(y != 0) & (y != 1) & (y != -1)]
-        if len(wrong):
-            raise StfsebError(f"label {wrong[0].item():g}: give 1 (yes), 0 (no) or -1 (unknown)")
+        _check_answers(y)
+
+
+def _check_range(y: Tensor, classes: int) -> None:
+    """Raise for a label that none of the classes has."""
+    if not len(y):
+        return
+    low, high = (int(end) for end in torch.stack(y.aminmax()).tolist())
+    if low < 0 or high >= classes:
+        bad = low if low < 0 else high
+        raise StfsebError(f"label {bad} is outside the network's {classes} classes (0 to {classes - 1})")
+
+
+def _check_answers(y: Tensor) -> None:
+    """Raise for a label that is not yes, no or unknown."""
+    wrong = y[(y != 0) & (y != 1) & (y != -1)]
+    if len(wrong):
+        raise StfsebError(f"label {wrong[0].item():g}: give 1 (yes), 0 (no) or -1 (unknown)")
 
 
 def _log_odds(outputs: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ class LoaderBatches:
             )
         self.loader, self.device, self.augment = loader, device, augment
         self.batch_size = loader.batch_size
+        self.check: Callable[[Tensor], None] = lambda _: None  # of targets, while they are in the host's memory
         if self.steps > 1 and self.batch_size > self.num_data:  # rows again and again, more in a step than there are
             raise StfsebError(
                 f"the DataLoader's batch_size={self.batch_size} is more than the {self.num_data} rows that its sampler "
@@ -162,7 +163,10 @@ class LoaderBatches:
                 kinds = len(batch) if isinstance(batch, Sequence) else type(batch).__name__
                 raise StfsebError(f"the DataLoader's minibatches must be pairs (x, y), not {kinds}")
             x, y = batch
-            yield x, y if y.is_floating_point() else y.long()
+            y = y if y.is_floating_point() else y.long()
+            if y.device.type == "cpu":
+                self.check(y)
+            yield x, y
 
 
 def drawn_from(loader: DataLoader[Any]) -> int:

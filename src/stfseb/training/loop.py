@@ -295,6 +295,8 @@ def check_split(method: Method, batches: Batches, what: str) -> None:
     method._outputs = None  # found anew: what the network makes of one split says nothing of another's shape
     outputs = check_fits(method.outputs, x, f"{what} x")
     method.likelihood.check_targets(y, outputs)
+    if isinstance(batches, LoaderBatches):  # the minibatches to come, too
+        batches.check = lambda y: method.likelihood.check_targets(y, outputs)
 
 
 def validation_batches(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
