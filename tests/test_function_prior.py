@@ -461,6 +461,11 @@ def test_a_failed_factorisation_shows_as_nan_and_nothing_stops() -> None:
 
 def test_bad_settings_are_named() -> None:
     h = features(4, 3)
+    for make in (lambda: FunctionPrior(h.numpy(), 1.0, 1.0, 5.0), lambda: FunctionPrior.factorise(h.tolist(), 1.0)):
+        with pytest.raises(StfsebError, match=r"^features are a (ndarray|list): give a tensor"):
+            make()
+    with pytest.raises(StfsebError, match=r"^values are a ndarray: give a tensor"):
+        FunctionPrior(h, 1.0, 1.0, 5.0).penalty(values(4, 2).numpy())
     with pytest.raises(StfsebError, match=r"dof = 2 must be larger than 2; .*parametrisation='scale'"):
         FunctionPrior(h, 1.0, 1.0, 2.0)
     with pytest.raises(StfsebError, match=r"dof = 1\.5"):

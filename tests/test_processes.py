@@ -56,6 +56,19 @@ def test_gaussian_limit_equals_scikit_learn(data: tuple[torch.Tensor, ...]) -> N
     assert float(prior.log_prob(y)) == pytest.approx(theirs.log_marginal_likelihood_value_, abs=1e-9)
 
 
+@pytest.mark.parametrize("infinite", [torch.tensor(math.inf), torch.tensor([math.inf], dtype=DOUBLE)])
+def test_an_infinite_tensor_is_the_gaussian(data: tuple[torch.Tensor, ...], infinite: torch.Tensor) -> None:
+    x, y, new = data
+    one, other = StudentTProcess(infinite, slope, RBF(0.8, 2.0)), StudentTProcess(math.inf, slope, RBF(0.8, 2.0))
+    assert one.gaussian
+    torch.manual_seed(0)
+    drawn = one.sample(new, 3)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, other.sample(new, 3))
+    ours, theirs = one.posterior(x, y, noise=0.05).marginal(new), other.posterior(x, y, noise=0.05).marginal(new)
+    assert torch.equal(ours.covariance_matrix, theirs.covariance_matrix)
+
+
 @pytest.mark.parametrize("dof", [2.5, 5.0])
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_posterior_is_the_ratio_of_joint_densities(data: tuple[torch.Tensor, ...], dof: float, noise: float) -> None:
@@ -142,7 +155,7 @@ def test_learnable_dof_and_kernel(data: tuple[torch.Tensor, ...]) -> None:
 
 def test_bad_input_is_named(data: tuple[torch.Tensor, ...]) -> None:
     x, y, _ = data
-    with pytest.raises(StfsebError, match=r"dof = 2 must be larger than 2"):
+    with pytest.raises(StfsebError, match=r"dof = 2 must be larger than 2; use a larger value \(math.inf.*\)$"):
         StudentTProcess(2, None, RBF())
     process = StudentTProcess(5.0, None, FeatureKernel(lambda t: t))
     with pytest.raises(StfsebError, match=r"9 points is not positive definite .* noise > 0"):

@@ -64,11 +64,14 @@ def workplace(tensor: Tensor) -> torch.device:
 
 
 def degrees_of_freedom(
-    dof: float | Tensor, parametrisation: Parametrisation = "covariance", name: str = "dof"
+    dof: float | Tensor, parametrisation: Parametrisation = "covariance", name: str = "dof", or_else: str = ""
 ) -> float | Tensor:
-    """Return checked degrees of freedom: above 2 where a covariance must exist, above 0 elsewhere."""
+    """Return checked degrees of freedom: above 2 where a covariance must exist, above 0 elsewhere.
+
+    `or_else`: what the error names beside a larger value, where there is another way.
+    """
     if parametrisation == "covariance":
-        remedy = "use a larger value (math.inf is the Gaussian) or parametrisation='scale', defined above 0"
+        remedy = "use a larger value (math.inf is the Gaussian)" + or_else
         return hyperparameter(name, dof, 2.0, remedy)
     return hyperparameter(name, dof, 0.0, "use a positive value; math.inf is the Gaussian")
 

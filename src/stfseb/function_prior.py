@@ -13,6 +13,7 @@ a sum of squares, exact to second order in the error of u, where Woodbury's diff
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,6 +173,7 @@ class FunctionPrior:
 
     def log_prob(self, values: Tensor) -> Tensor:
         """Return the log density of the values, (...), with every constant."""
+        _check_tensor(values, "values")
         dof = self.dof
         if not isinstance(dof, Tensor):
             dof = torch.full((), dof, dtype=torch.float64, device=self._factor.device)
@@ -214,13 +216,15 @@ class FunctionPrior:
         self.parametrisation: Parametrisation = parametrisation
         self.tau1 = double(hyperparameter("tau1", tau1, remedy="a variance is positive"))
         self.tau2 = double(hyperparameter("tau2", tau2, remedy="a variance is positive"))
-        self.dof = double(degrees_of_freedom(dof, parametrisation))
+        or_else = " or parametrisation='scale', defined above 0"
+        self.dof = double(degrees_of_freedom(dof, parametrisation, or_else=or_else))
 
     def _penalty(self, values: Tensor) -> Tensor:
         dof = self.dof.unsqueeze(-1) if isinstance(self.dof, Tensor) else self.dof
         return energy(self._quadratic(values), dof, self.num_context, self.parametrisation).sum(-1)
 
     def _quadratic(self, values: Tensor) -> Tensor:
+        _check_tensor(values, "values")
         if values.ndim < 2 or values.shape[-2] != self.num_context:
             raise StfsebError(
                 f"values must be (..., {self.num_context}, outputs), one row per context point, "
@@ -265,6 +269,7 @@ def _result_dtype(values: Tensor) -> torch.dtype:
 
 def _scaled_features(features: Tensor, ratio: float | Tensor, bias_variance: float | Tensor) -> Tensor:
     """Return G = sqrt(ratio) [h, sqrt(bias_variance) 1] in float64, (..., N_c, p or p + 1)."""
+    _check_tensor(features, "features")
     if features.ndim < 2 or 0 in features.shape[-2:]:
         raise StfsebError(f"features must be (..., points, features), not of shape {tuple(features.shape)}")
     if features.device.type == "cpu" and not torch.compiler.is_compiling() and not _all_finite(features):
@@ -275,6 +280,11 @@ def _scaled_features(features: Tensor, ratio: float | Tensor, bias_variance: flo
         column = h.new_ones(*h.shape[:-1], 1) * _root(bias)
         h = torch.cat((h.expand(*column.shape[:-1], -1), column), -1)
     return h * _root(ratio)
+
+
+def _check_tensor(values: Any, what: str) -> None:
+    if not isinstance(values, Tensor):
+        raise StfsebError(f"{what} are a {type(values).__name__}: give a tensor")
 
 
 def _factor(scaled: Tensor) -> Tensor:

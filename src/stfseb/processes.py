@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +39,7 @@ class StudentTProcess:
         mean: Callable[[Tensor], Tensor] | None,
         kernel: Callable[[Tensor, Tensor], Any],
     ) -> None:
-        self.dof = degrees_of_freedom(dof)
+        self.dof = _plain_if_infinite(degrees_of_freedom(dof))
         self.mean = mean
         self.kernel = kernel
         self._noise_scale: float | Tensor = 1.0
@@ -116,6 +117,14 @@ class StudentTProcess:
         variances = torch.as_tensor(noise, dtype=covariance.dtype, device=covariance.device)
         variances = variances * self._noise_scale
         return covariance + torch.diag_embed(variances.expand(len(x)))
+
+
+def _plain_if_infinite(dof: float | Tensor) -> float | Tensor:
+    """Return the number for an infinite tensor: the Gaussian's formulas are others, and not limits to compute."""
+    if isinstance(dof, Tensor) and not torch.compiler.is_compiling():
+        with suppress(RuntimeError):  # inside vmap there is no value to read
+            return math.inf if bool(torch.isinf(dof).all()) else dof
+    return dof
 
 
 def _dense(matrix: Any) -> Tensor:
