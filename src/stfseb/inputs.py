@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,12 +14,13 @@ from torch import Tensor
 from stfseb.errors import StfsebError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Found = TypeVar("Found")
 Span = tuple[float, float]
 # What layers raise at a tensor of a shape that is not theirs.
 REFUSALS = (RuntimeError, ValueError, IndexError)
+ONE_ROW = "more than 1 value per channel"  # what batch norm says of it
 _BROKEN = (torch.OutOfMemoryError, torch.AcceleratorError)  # says nothing of the shape
 
 
@@ -36,17 +38,29 @@ def as_tensor(x: Any, what: str) -> Tensor:
     return x
 
 
-def check_pixels(x: Tensor, what: str) -> Span:
-    """Return the least and the greatest value that the network gets of `x` (uint8 counts as 0 to 1).
-
-    Raise unless `x` can be scaled into a network's input: uint8, or floating point without NaN.
-    """
+def check_kind(x: Tensor, what: str) -> None:
+    """Raise where dtype or shape alone tell that `x` is no input: no value is read."""
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise StfsebError(f"{what} has dtype {x.dtype}: give uint8 pixels (scaled to [0, 1]) or floating point")
     if x.ndim < 2:
         raise StfsebError(f"{what} has shape {tuple(x.shape)}: the first dimension must be the examples")
     if len(x) == 0:
         raise StfsebError(f"{what} is empty: give at least one example")
+
+
+def as_minibatch(x: Any, y: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a step trains on: `x` as prediction takes it, scaled like there, and the targets beside it."""
+    x, y = as_tensor(x, "x"), as_tensor(y, "y")
+    check_kind(x, "x")
+    return scaled(x, like), y.to(like.device)
+
+
+def check_pixels(x: Tensor, what: str) -> Span:
+    """Return the least and the greatest value that the network gets of `x` (uint8 counts as 0 to 1).
+
+    Raise unless `x` can be scaled into a network's input: uint8, or floating point without NaN.
+    """
+    check_kind(x, what)
     if x.dtype == torch.uint8:
         return 0.0, 1.0
     if not x.numel():
@@ -56,6 +70,18 @@ def check_pixels(x: Tensor, what: str) -> Span:
         rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten().tolist()
         raise StfsebError(f"{what} has NaN or infinite values in {len(rows)} rows (first: row {rows[0]})")
     return low, high
+
+
+def place_of(device: Any) -> torch.device:
+    """Return the device, or raise an error of one line where there is none of that name here."""
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise StfsebError(f"device={device!r}: give 'cpu', 'cuda' or 'cuda:0', as torch.device takes them") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count() or "no"
+        raise StfsebError(f"device={str(device)!r}: torch finds {found} CUDA devices here; give one of them, or 'cpu'")
+    return place
 
 
 def check_seed(seed: Any) -> None:
@@ -96,10 +122,26 @@ def check_sizes(examples: int, targets: int, num_data: int, batch_size: int | No
     """Raise a one-line error unless a minibatch's sizes fit each other, its data set and the step it is a part of."""
     if targets != examples:
         raise StfsebError(f"{examples} examples have {targets} targets: give one target an example")
-    if num_data < 1:
-        raise StfsebError(f"num_data={num_data}: give the number of examples in the data set")
     if batch_size is not None and batch_size < examples:
         raise StfsebError(f"batch_size={batch_size} is less than the {examples} examples: give that of the whole step")
+    step = batch_size or examples
+    if num_data < step:
+        raise StfsebError(
+            f"num_data={num_data} is less than the {step} examples of a step: give the number of examples in the data "
+            "set, not of its minibatches"
+        )
+
+
+@contextmanager
+def one_row_named() -> Iterator[None]:
+    """Put torch's error at one row in training, of which batch norm cannot take statistics, into one line."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, StfsebError) or ONE_ROW not in str(error):
+            raise
+        remedy = "give two at least, or call net.eval()"
+        raise StfsebError(f"batch norm cannot take statistics of one row ({error}): {remedy}") from error
 
 
 def scaled(x: Tensor, like: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError
-from stfseb.inputs import REFUSALS, as_tensor, check_fits, check_seed, check_sizes, scaled
-from stfseb.likelihoods import Categorical, Likelihood, Regression
+from stfseb.inputs import REFUSALS, as_minibatch, as_tensor, check_fits, check_seed, check_sizes, one_row_named, scaled
+from stfseb.likelihoods import Likelihood, Regression, chosen
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
 from stfseb.methods.settings import check_count
@@ -72,7 +72,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         check_network(net, self.label, lazy=self.lazy)
         self.net = net
         self.settings = settings
-        self.likelihood = (likelihood or Categorical()).to(self.like.device, self.like.dtype)
+        self.likelihood = chosen(likelihood).to(self.like.device, self.like.dtype)
         self.calibration: dict[str, Any] = {}  # what was fitted on held-out data; saved with the model
         self.provenance: dict[str, Any] = {}  # what the model was trained on; saved with the model
         self.seen = SeenRange()  # the range of the training inputs; saved with the model
@@ -164,7 +164,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         `batch_size` is the size of the whole step when (x, y) is a part of it (accumulation, several processes): the
         function term then carries len(x) / batch_size; parts share context points and masks until an optimiser steps.
         """
-        x = scaled(x, self.like)
+        x, y = as_minibatch(x, y, self.like)
         check_sizes(len(x), len(y), num_data, batch_size)
         self.likelihood.check_kind(y)
         draw = None
@@ -176,7 +176,10 @@ class Method(DecidingMixin, nn.Module, ABC):
                 )
             draw = self.context.next(x, None if batch_size is None else _mark(self.trainable()))
         part = 1.0 if batch_size is None else len(x) / batch_size
-        return self.terms(x, y, draw, len(x) / num_data, part)
+        if len(x) > 1:
+            return self.terms(x, y, draw, len(x) / num_data, part)
+        with one_row_named():
+            return self.terms(x, y, draw, len(x) / num_data, part)
 
     @property
     def uses_context(self) -> bool:
@@ -233,7 +236,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.seen.check(x, "x")
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         check_seed(seed)
-        rows = batch_size or self._rows(samples)
+        rows = self._rows(samples, batch_size)
         with torch.no_grad(), evaluating(self.net), self._memory_kept(x, rows):
             try:
                 return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], dim=1)
@@ -307,7 +310,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.seen.check(x, "x")
         if seed is None:
             seed = int(torch.randint(2**62, ()))
-        rows = batch_size or self._rows(samples or self.samples)
+        rows = self._rows(samples or self.samples, batch_size)
         with torch.no_grad(), self._memory_kept(x, rows):
             return [
                 function(tempered(self.calibration, self.likelihood, self.sample_logits(part, samples, seed=seed)))
@@ -318,8 +321,12 @@ class Method(DecidingMixin, nn.Module, ABC):
         """Keep memory between the passes of a prediction, where it takes several and they run on the CPU."""
         return memory_kept(self.like.device.type == "cpu" and len(x) > rows)
 
-    def _rows(self, samples: int) -> int:
+    def _rows(self, samples: int, batch_size: int | None = None) -> int:
         """Return how many rows one pass of prediction takes."""
+        check_count(samples=samples)
+        if batch_size is not None:
+            check_count(batch_size=batch_size)
+            return batch_size
         own = self.rows if any(parameter.ndim == 4 for parameter in self.net.parameters()) else {}
         return max(1, {**_ROWS, **own}.get(self.like.device.type, 16384) // samples)
 

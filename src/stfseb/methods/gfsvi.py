@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from stfseb.errors import StfsebError, unknown
+from stfseb.inputs import as_tensor
 from stfseb.likelihoods import Categorical
 from stfseb.methods.base import Terms
 from stfseb.methods.chain_linearisation import ChainLinearisation, chain_linearisation
@@ -205,6 +206,7 @@ class GFSVI(MeanFieldMethod):
             values = {"length_scale": float(self.prior.length_scale), "variance": float(self.prior.variance)}
             self.provenance["kernel"] = {**values, "set": "by hand"}
             return
+        x, y = as_tensor(x, "x"), as_tensor(y, "y")
         if not isinstance(self.likelihood, Categorical):
             raise StfsebError(
                 f"the kernel is fitted to class labels, but the likelihood is {self.likelihood.name}: "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError
+from stfseb.inputs import ONE_ROW
 from stfseb.networks.capturing import capturing
 from stfseb.networks.folding import chain
 from stfseb.networks.layout import takes_any_layout
@@ -110,7 +111,7 @@ class EagerEngine:
             try:
                 terms = self.method.objective(x, y, self.batches.num_data, whole)
             except ValueError as error:
-                if len(x) == 1 and "more than 1 value per channel" in str(error):
+                if len(x) == 1 and ONE_ROW in str(error):
                     raise StfsebError(
                         "the last minibatch has one row, of which batch norm cannot take statistics: choose a "
                         f"batch_size that does not leave one of {self.batches.num_data} examples over"
