@@ -388,3 +388,24 @@ def test_callback_sees_every_epoch(moons):
     seen = []
     run(moons, callback=seen.append)
     assert [e["epoch"] for e in seen] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"seed": None}, "seed=None: must be a whole number"),
+        ({"seed": 1.5}, "seed=1.5: must be a whole number"),
+        ({"betas": (1.0, 2.0)}, r"betas=\(1.0, 2.0\): give two numbers of at least 0 and below 1"),
+        ({"betas": 0.9}, "betas=0.9: give two numbers"),
+        ({"eps": -1}, "eps=-1: must be a number of at least 0"),
+        ({"device": "gpu"}, "device='gpu': give 'cpu', 'cuda' or 'cuda:0'"),
+        ({"device": 1.5}, "device=1.5: give 'cpu', 'cuda' or 'cuda:0'"),
+        ({"device": "cuda:99"}, "device='cuda:99': torch finds"),
+        ({"validation_samples": 0}, "validation_samples=0: must be a whole number of at least 1"),
+        ({"validation_samples": 2.5}, "validation_samples=2.5: must be"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(moons, settings, named):
+    (x, y), validation = moons
+    with pytest.raises(StfsebError, match=f"^{named}"):
+        fit(MCDropout(make_net(), samples=1), (x, y), validation, epochs=1, progress=False, **settings)

@@ -69,7 +69,7 @@ def calibrate(
         raise StfsebError(
             f"the {method.likelihood.name} likelihood has no probabilities to calibrate: learn its noise, learn=True"
         )
-    samples = samples or method.samples
+    samples = method.samples if samples is None else samples
     outputs, y = sampled_outputs(method, held_out, samples, seed)
     fitted: dict[str, Any] = {"kind": kind, "rows": len(y), "samples": samples, "seed": seed}
     if kind == "temperature":

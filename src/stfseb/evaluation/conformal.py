@@ -81,7 +81,7 @@ def fit_sets(
     """Set up prediction sets of a classifier on (x, y) that nothing else has seen; the rule is saved with it."""
     if not isinstance(method.likelihood, Classification):
         raise StfsebError(f"prediction sets are of classes, but the likelihood is {method.likelihood.name}")
-    samples = samples or method.samples
+    samples = method.samples if samples is None else samples
     outputs, y = sampled_outputs(method, calibration, samples, seed)
     scores = conformal_scores(_log_probs(method, outputs), kind)[np.arange(len(y)), y.numpy()]
     threshold = conformal_threshold(scores, coverage)

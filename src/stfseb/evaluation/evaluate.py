@@ -19,6 +19,7 @@ from stfseb.evaluation.summary import Predictions, summarise
 from stfseb.likelihoods import Categorical, Classification
 from stfseb.methods.base import Method
 from stfseb.methods.calibrated import PROBABILITIES, mapped, tempered
+from stfseb.methods.settings import check_count
 from stfseb.networks.memory import memory_kept
 
 if TYPE_CHECKING:
@@ -85,8 +86,11 @@ def assess(
 ) -> Evaluation:
     """Do what `evaluate` does and return also the summary for plots, from the same single pass."""
     for what, value in (("samples", samples), ("bins", bins), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise StfsebError(f"{what} = {value} must be at least 1")
+        if value is not None:
+            check_count(**{what: value})
+    if not hasattr(method, "sample_logits"):
+        kind = type(method).__name__
+        raise StfsebError(f"method is a {kind}, which gives no samples: wrap it, stfseb.MAP(net) or another method")
     sets = unfamiliar_sets(ood)
     size = batch_size or batch_size_of(method)
     if isinstance(method, Method) and not isinstance(method.likelihood, Classification):

@@ -104,6 +104,8 @@ class Regression(Likelihood):
 
     def interval(self, outputs: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends of the central interval that holds `level` of the mixture, (B, D) each."""
+        if not 0.0 < level < 1.0:
+            raise StfsebError(f"level={level}: give a number between 0 and 1, for example 0.95")
         tail = (1.0 - level) / 2
         return self.quantile(outputs, tail), self.quantile(outputs, 1.0 - tail)
 

@@ -140,7 +140,10 @@ class DecidingMixin:
         found = []
         for own_samples, own_seed in dict.fromkeys(draws):  # one pass, unless the rules were set with different draws
             parts = self._over_rows(
-                self.judge, as_tensor(x, "x"), samples or own_samples, own_seed if seed is None else seed
+                self.judge,
+                as_tensor(x, "x"),
+                own_samples if samples is None else samples,
+                own_seed if seed is None else seed,
             )
             found.append(Decisions(*(torch.cat(column) for column in zip(*parts, strict=True))))
         return found[0] if len(found) == 1 else found[0]._replace(unfamiliar=found[1].unfamiliar)
@@ -177,11 +180,12 @@ def _held_out(method: Method, data: Any, samples: int | None, seed: int) -> dict
         return dict(method.calibration[HELD_OUT])
     if hasattr(data, "images"):
         data = (data.images, getattr(data, "labels", None))
+    samples = method.samples if samples is None else samples
     x, y = data if isinstance(data, tuple | list) else (data, None)
     x = as_tensor(x, "held_out")
     y = None if y is None else as_tensor(y, "held_out labels")
     targets = [None] * -(-len(x) // 1024) if y is None else y.split(1024)
-    return held_out_scores(method, zip(x.split(1024), targets, strict=True), samples or method.samples, seed)
+    return held_out_scores(method, zip(x.split(1024), targets, strict=True), samples, seed)
 
 
 def _check_fraction(name: str, value: float) -> None:

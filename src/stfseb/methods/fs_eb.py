@@ -27,7 +27,7 @@ from stfseb.methods.base import Terms
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import check_functional_scale, function_weight
 from stfseb.methods.mean_field import MeanFieldMethod, check_mean_field
-from stfseb.methods.settings import Settings, check_count, check_positive, newer
+from stfseb.methods.settings import Settings, check_count, check_layer, check_positive, newer
 from stfseb.weight_prior import WeightPrior
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class FSEBSettings(Settings):
         if self.variant not in VARIANTS:
             raise unknown("variant", str(self.variant), VARIANTS)
         check_functional_scale(self.kappa)
+        check_layer(self.features)
         if not (math.isfinite(self.bias) and self.bias >= 0):
             raise StfsebError(f"bias_variance={self.bias_variance}: must be a number of at least 0")
 

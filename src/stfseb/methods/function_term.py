@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError
+from stfseb.methods.settings import is_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def check_functional_scale(scale: float | str) -> None:
     """Raise unless `scale` is "batch", "epoch" or a number of at least zero."""
-    valid = scale in ("batch", "epoch") if isinstance(scale, str) else math.isfinite(scale) and scale >= 0
+    valid = scale in ("batch", "epoch") or is_weight(scale)
     if not valid:
         raise StfsebError(f"functional_scale={scale!r}: give 'batch', 'epoch' or a number of at least 0")
 

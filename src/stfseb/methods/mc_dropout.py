@@ -18,7 +18,7 @@ import torch
 
 from stfseb.errors import StfsebError
 from stfseb.methods.base import Method, Terms
-from stfseb.methods.settings import Settings, check_count, check_positive
+from stfseb.methods.settings import Settings, check_count, check_positive, is_weight
 from stfseb.networks.dropout import Block, check_has_dropout, module_rates
 from stfseb.networks.folding import FoldedNetwork
 from stfseb.weight_prior import WeightPrior
@@ -98,7 +98,7 @@ class MCDropout(DropoutMethod):
 
 def check_prior_weight(value: float | str) -> None:
     """Raise unless `value` is "rate", "keep" or a number of at least zero."""
-    valid = value in ("rate", "keep") if isinstance(value, str) else math.isfinite(value) and value >= 0
+    valid = value in ("rate", "keep") or is_weight(value)
     if not valid:
         raise StfsebError(f"prior_weight={value!r}: give 'rate', 'keep' or a number of at least 0")
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, field, fields
 from numbers import Integral, Real
 from typing import Any
 
+from torch import Tensor
+
 from stfseb.errors import StfsebError, unknown
 
 
@@ -63,11 +65,29 @@ def _plain(value: Any, kind: str) -> Any:
     return int(number) if number.is_integer() and kind not in ("float", "float | None") else number
 
 
+def is_weight(value: Any) -> bool:
+    """Tell whether `value` is a finite number of at least zero."""
+    return isinstance(value, Real) and math.isfinite(value) and float(value) >= 0
+
+
 def check_positive(**values: Any) -> None:
     """Raise for the first value that is not a positive, finite number."""
     for name, value in values.items():
         if not isinstance(value, Real) or not (math.isfinite(value) and float(value) > 0):
             raise StfsebError(f"{name}={value}: must be a positive number")
+
+
+def check_dof(**values: Any) -> None:
+    """Raise for the first value that is neither None nor degrees of freedom, a number or a tensor of one."""
+    for name, value in values.items():
+        if value is not None and not (isinstance(value, Real | Tensor) and float(value) > 0):
+            raise StfsebError(f"{name}={value!r}: degrees of freedom must be a positive number (math.inf for Gaussian)")
+
+
+def check_layer(features: Any) -> None:
+    """Raise unless `features` names a layer, or is None."""
+    if not isinstance(features, str | None):
+        raise StfsebError(f"features={features!r}: give the name of a layer, as net.named_modules() has it")
 
 
 def check_count(least: int = 1, /, **values: Any) -> None:

@@ -30,7 +30,7 @@ from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import PriorMean, check_functional_scale, function_weight, name_of
 from stfseb.methods.learning import COVARIANCE_DOF, DOF, SCALE, VARIANCE, Learnt, checked_names
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
-from stfseb.methods.settings import Settings, check_count, check_positive, newer
+from stfseb.methods.settings import Settings, check_count, check_dof, check_layer, check_positive, newer
 from stfseb.networks.dropout import Block
 from stfseb.networks.folding import has_batch_statistics
 from stfseb.weight_prior import WeightPrior
@@ -106,16 +106,15 @@ class STFSEBSettings(Settings):
             raise unknown("parametrisation", self.parametrisation, PARAMETRISATIONS)
         if self.context_mask not in ("shared", "row"):
             raise unknown("context_mask", self.context_mask, ("shared", "row"))
-        for name in ("dof", "dof_function", "dof_weights"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise StfsebError(f"{name}={value}: degrees of freedom must be positive (math.inf for Gaussian)")
-        if self.parametrisation == "covariance" and not self.nu_function > 2:
+        check_functional_scale(self.functional_scale)
+        check_layer(self.features)
+        check_dof(dof=self.dof, dof_function=self.dof_function, dof_weights=self.dof_weights)
+        # Without a function term the weight prior's are all there are, defined above 0.
+        if self.functional_scale != 0 and self.parametrisation == "covariance" and not self.nu_function > 2:
             raise StfsebError(
                 f"dof={self.nu_function}: the covariance form needs dof > 2; "
                 "use a larger one, math.inf, or parametrisation='scale'"
             )
-        check_functional_scale(self.functional_scale)
         object.__setattr__(self, "learn", checked_names(self.learn))
         self._check_learn()
 

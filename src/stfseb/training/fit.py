@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stfseb.errors import DivergedError, StfsebError
+from stfseb.inputs import place_of
 from stfseb.likelihoods import Categorical
 from stfseb.methods.calibrated import PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
@@ -103,7 +104,7 @@ def fit(
     check_count(batch_size=batch_size)
     protocol = Protocol(epochs, patience, lr, betas, eps, validation_samples, seed, precision, capture, compiled)
     if device is not None:
-        method.to(device)
+        method.to(place_of(device))
     place = method.like.device
     if validation is None:
         if isinstance(train, torch.utils.data.DataLoader):

@@ -9,16 +9,17 @@ import copy
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stfseb.errors import DivergedError, StfsebError
-from stfseb.inputs import check_fits, check_pixels
+from stfseb.inputs import check_fits, check_pixels, check_seed
 from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import generator
-from stfseb.methods.settings import check_count, check_positive
+from stfseb.methods.settings import check_count, check_positive, is_weight
 from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
 from stfseb.training.batches import Batches, LoaderBatches, ResidentBatches
@@ -77,6 +78,18 @@ class Protocol:
     def __post_init__(self) -> None:
         check_count(epochs=self.epochs, patience=self.patience)
         check_positive(lr=self.lr)
+        check_seed(self.seed)
+        if self.validation_samples is not None:
+            check_count(validation_samples=self.validation_samples)
+        if not is_weight(self.eps):
+            raise StfsebError(f"eps={self.eps}: must be a number of at least 0")
+        betas: Any = self.betas
+        if not (isinstance(betas, Sequence) and len(betas) == 2 and all(map(_is_decay, betas))):
+            raise StfsebError(f"betas={self.betas}: give two numbers of at least 0 and below 1")
+
+
+def _is_decay(beta: Any) -> bool:
+    return is_weight(beta) and float(beta) < 1
 
 
 class Training:
@@ -151,7 +164,8 @@ class Training:
     @property
     def samples(self) -> int:
         """Return the Monte Carlo samples of the validation score."""
-        return self.protocol.validation_samples or self.method.samples
+        asked = self.protocol.validation_samples
+        return self.method.samples if asked is None else asked
 
     def begin(self, number: int, on_step: Callable[[int], None] = lambda _: None) -> None:
         """Run epoch `number`; on a device its steps may still be under way when this returns."""

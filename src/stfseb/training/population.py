@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stfseb.errors import DivergedError, StfsebError
+from stfseb.inputs import place_of
 from stfseb.methods.settings import check_count
 from stfseb.networks.layout import layout_kept
 from stfseb.networks.memory import memory_kept
@@ -95,7 +96,7 @@ def fit_population(
         protocol: as in `fit` (epochs, patience, lr, precision, ...).
     """
     check_count(width=width, batch_size=batch_size)
-    place = torch.device(device)
+    place = place_of(device)
     pair, held = as_pair(train, "train"), as_pair(validation, "validation")
     if pair is None or held is None:
         raise StfsebError("a population needs train and validation as (x, y) or image sets, which stay on the device")
