@@ -65,6 +65,8 @@ def test_bad_arguments_are_named(data):
         sample_counts(Recorded(), test, counts=())
     with pytest.raises(StfsebError, match="counts=0"):
         sample_counts(Recorded(), test, counts=(0, 10))
+    with pytest.raises(StfsebError, match="batch_size=0"):
+        sample_counts(Recorded(), test, batch_size=0)
     with pytest.raises(StfsebError, match="rename"):
         sample_counts(Recorded(), test, {"entropy": ood["far"]})
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Dropout(0.1))

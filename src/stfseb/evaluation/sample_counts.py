@@ -46,6 +46,8 @@ def sample_counts(
         batch_size: images in one pass.
     """
     check_count(repeats=repeats, bins=bins)
+    if batch_size is not None:
+        check_count(batch_size=batch_size)
     wanted = sorted(set(counts))
     if not wanted:
         raise StfsebError("counts is empty: give numbers of samples, for example (1, 10, 100)")
