@@ -245,3 +245,19 @@ def test_no_row_is_left_out_where_labels_are_not_read(outputs):
     torch.testing.assert_close(compiled(outputs, labels), Categorical().log_prob(outputs, labels))
     with pytest.raises(IndexError, match="out of bounds"):
         compiled(outputs[:, :2], y)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets", "told"),
+    [
+        (Categorical(), 1, torch.zeros(6, dtype=torch.int64), "the network has one output"),
+        (Binary(), 3, torch.zeros(6, dtype=torch.int64), "the network has 3 outputs, but the binary likelihood"),
+        (MultiLabel(), 3, torch.zeros(6, 2, dtype=torch.int64), r"labels of shape \(6, 2\) do not fit: give \(N, 3\)"),
+        (GaussianRegression(), 3, torch.zeros(6), "the network has 3 outputs and the likelihood 1 targets"),
+        (StudentTRegression(targets=2), 2, torch.zeros(6, 3), r"targets of shape \(6, 3\) do not fit: give \(N, 2\)"),
+    ],
+)
+def test_a_step_of_ones_own_loop_refuses_another_likelihoods_network(likelihood, outputs, targets, told):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, outputs))
+    with pytest.raises(StfsebError, match=told):
+        MCDropout(net, likelihood=likelihood).objective(torch.rand(6, 4), targets, 6)

@@ -45,6 +45,13 @@ class Likelihood(nn.Module, ABC):
         """
         del y
 
+    def check_shapes(self, y: Tensor, outputs: int) -> None:
+        """Raise a one-line error where shapes alone tell that a network with that many outputs is another one's.
+
+        Asked of every step, where `check_targets` may not have been: in loops of one's own.
+        """
+        del y, outputs
+
     def uncertainty(self, outputs: Tensor) -> Tensor:
         """Return one number a row, (B,), in float64, that grows as the prediction becomes less certain.
 

@@ -25,6 +25,7 @@ class Classification(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probabilities at the labels."""
+        self.check_shapes(y, outputs.shape[-1])
         log_probs = self.class_log_probs(outputs)
         where_readable(lambda labels: _check_range(labels, log_probs.shape[-1]), y)
         return log_probs.gather(-1, y.long().expand(log_probs.shape[:2])[..., None]).squeeze(-1)
@@ -61,6 +62,7 @@ class Categorical(Classification):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-softmax at the labels (one fused kernel: this is every training step)."""
         samples, rows, classes = outputs.shape
+        self.check_shapes(y, classes)
         where_readable(lambda labels: _check_range(labels, classes), y)
         labels = y.long().expand(samples, rows).reshape(-1)
         flat = wide(outputs).reshape(-1, classes)
@@ -75,13 +77,18 @@ class Categorical(Classification):
         """Return the logarithm of the averaged probabilities, up to a constant: log sum_s softmax(f_s)."""
         return self.class_log_probs(outputs).logsumexp(0, keepdim=True)
 
-    def check_targets(self, y: Tensor, outputs: int) -> None:
-        """Raise unless `y` holds integer labels in 0 .. outputs - 1, and there are two at least."""
+    def check_shapes(self, y: Tensor, outputs: int) -> None:
+        """Raise unless there are two outputs at least."""
+        del y
         if outputs == 1:
             raise StfsebError(
                 "the network has one output, and one class always has probability 1: give it an output a class, or "
                 "likelihood=Binary() for yes or no, GaussianRegression() for numbers (stfseb.likelihoods)"
             )
+
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` holds integer labels in 0 .. outputs - 1, and there are two at least."""
+        self.check_shapes(y, outputs)
         self._check_labels(y, outputs)
 
 
@@ -102,13 +109,18 @@ class Binary(Classification):
         """Return the log odds of the averaged probability."""
         return _log_odds(outputs)
 
-    def check_targets(self, y: Tensor, outputs: int) -> None:
-        """Raise unless `y` holds 0 and 1 and the network has one output."""
+    def check_shapes(self, y: Tensor, outputs: int) -> None:
+        """Raise unless the network has one output."""
+        del y
         if outputs != 1:
             raise StfsebError(
                 f"the network has {outputs} outputs, but the binary likelihood takes one logit: "
                 "use Categorical() for classes, or MultiLabel() for several yes-or-no questions"
             )
+
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` holds 0 and 1 and the network has one output."""
+        self.check_shapes(y, outputs)
         self._check_labels(y, 2)
 
 
@@ -123,6 +135,7 @@ class MultiLabel(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the sum over known labels of their Bernoulli log-probabilities."""
+        self.check_shapes(y, outputs.shape[-1])
         where_readable(_check_answers, y)
         signs = (2 * y - 1).to(wide(outputs).dtype)
         known = (y >= 0).to(signs.dtype)
@@ -147,10 +160,14 @@ class MultiLabel(Likelihood):
         if y.ndim != 2:
             raise StfsebError(f"labels of shape {tuple(y.shape)} do not fit: give (N, L), a column an output")
 
-    def check_targets(self, y: Tensor, outputs: int) -> None:
-        """Raise unless `y` is (N, outputs) of 0, 1 and -1 (unknown)."""
+    def check_shapes(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` is (N, outputs)."""
         if y.ndim != 2 or y.shape[1] != outputs:
             raise StfsebError(f"labels of shape {tuple(y.shape)} do not fit: give (N, {outputs}), a column an output")
+
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` is (N, outputs) of 0, 1 and -1 (unknown)."""
+        self.check_shapes(y, outputs)
         _check_answers(y)
 
 

@@ -75,6 +75,7 @@ class Regression(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log density of the targets, summed over D."""
+        self.check_shapes(y, outputs.shape[-1])
         outputs = wide(outputs)
         residual = y.reshape(outputs.shape[1:]).to(outputs.dtype) - outputs
         return (self._log_density(residual / self.noise) - self.log_noise).sum(-1)
@@ -114,17 +115,21 @@ class Regression(Likelihood):
         spread = outputs.double().var(0, correction=0)
         return (self.noise.detach().double().square() + spread).log().mean(-1) / 2
 
-    def check_targets(self, y: Tensor, outputs: int) -> None:
-        """Raise unless `y` is finite real numbers, (N,) or (N, D), and the network has D outputs."""
+    def check_shapes(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` is (N,) or (N, D), and the network has D outputs."""
         if outputs != self.targets:
             raise StfsebError(
                 f"the network has {outputs} outputs and the likelihood {self.targets} targets: "
                 f"give {type(self).__name__}(targets={outputs}), or a network of {self.targets} outputs"
             )
-        if not y.is_floating_point():
-            raise StfsebError(f"targets have dtype {y.dtype}: give floating point numbers")
         if y.shape[1:] not in ((self.targets,), () if self.targets == 1 else (self.targets,)):
             raise StfsebError(f"targets of shape {tuple(y.shape)} do not fit: give (N, {self.targets})")
+
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` is finite real numbers, (N,) or (N, D), and the network has D outputs."""
+        self.check_shapes(y, outputs)
+        if not y.is_floating_point():
+            raise StfsebError(f"targets have dtype {y.dtype}: give floating point numbers")
         if not bool(torch.isfinite(y).all()):
             raise StfsebError("targets have NaN or infinite values: remove those rows")
 
