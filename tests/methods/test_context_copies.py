@@ -10,7 +10,7 @@ from stfseb.data.augmentation import distorted
 from stfseb.data.images import fingerprint
 from stfseb.errors import StfsebError
 from stfseb.evaluation.tails import context_tails
-from stfseb.methods import context as context_module
+from stfseb.methods import context_set
 from stfseb.methods.context import Context
 from stfseb.training.batches import ResidentBatches
 from stfseb.training.loop import Protocol
@@ -91,13 +91,13 @@ def test_copies_are_a_whole_number(cls, copies, images):
 
 def test_the_last_set_is_kept_for_the_next_run_if_it_is_small(images, monkeypatch):
     made = []
-    real = context_module.distort_into
+    real = context_set.distort_into
     monkeypatch.setattr(
-        context_module,
+        context_set,
         "distort_into",
         lambda found, given, seed: made.append(len(found) // len(given)) or real(found, given, seed),
     )
-    monkeypatch.setattr(context_module, "_LAST", {})
+    monkeypatch.setattr(context_set, "_LAST", {})
     first, second = (Context(network(), images, 5, copies=2).images for _ in range(2))
     assert made == [2]
     assert first.data_ptr() == second.data_ptr()
@@ -106,10 +106,10 @@ def test_the_last_set_is_kept_for_the_next_run_if_it_is_small(images, monkeypatc
     assert torch.equal(Context(network(), changed, 5, copies=2).images[:20], changed)
     Context(network(), images, 5, copies=3)
     assert made == [2, 2, 3]
-    assert len(context_module._LAST) == 1
-    monkeypatch.setattr(context_module, "_KEPT", 100)
+    assert len(context_set._LAST) == 1
+    monkeypatch.setattr(context_set, "_KEPT", 100)
     Context(network(), images, 5, copies=1)
-    assert context_module._LAST == {}
+    assert context_set._LAST == {}
 
 
 @pytest.mark.parametrize("copies", [1, 3])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stfseb import STFSEB, SmallCNN, StfsebError
+from stfseb import FSEB, STFSEB, SmallCNN, StfsebError
 from stfseb.data.tasks import load_task
 from stfseb.methods.context import Context
 from stfseb.networks.features import he_initialised
@@ -81,3 +81,14 @@ def test_features_have_single_precision_whatever_a_step_runs_in(precision):
     with running(precision, torch.device("cpu")):
         method.context.features(method.like)
     assert set(seen) == {(False, "ieee", "ieee")}
+
+
+def test_pretrained_is_the_network_as_it_was_given(garments):
+    torch.testing.assert_close(features("pretrained", garments[:40]), features("init", garments[:40]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cls", [STFSEB, FSEB])
+@pytest.mark.parametrize("extractor", [None, 3])
+def test_what_extracts_nothing_is_refused_at_once(cls, extractor, garments):
+    with pytest.raises(StfsebError, match=rf"extractor={extractor}: give 'init', 'pretrained'.* or a callable"):
+        cls(SmallCNN(), garments, extractor=extractor)

@@ -162,7 +162,8 @@ class Method(DecidingMixin, nn.Module, ABC):
         """Return the terms of the minibatch (x, y) of a data set of `num_data` examples.
 
         `batch_size` is the size of the whole step when (x, y) is a part of it (accumulation, several processes): the
-        function term then carries len(x) / batch_size; parts share context points and masks until an optimiser steps.
+        function term then carries len(x) / batch_size; parts share context points and masks until their rows add up
+        to it or an optimiser steps.
         """
         x, y = as_minibatch(x, y, self.like)
         check_sizes(len(x), len(y), num_data, batch_size)
@@ -174,7 +175,7 @@ class Method(DecidingMixin, nn.Module, ABC):
                     "this method has no context images (a loaded model keeps only their fingerprint): "
                     "construct it anew with context=... to train it"
                 )
-            draw = self.context.next(x, None if batch_size is None else _mark(self.trainable()))
+            draw = self.context.next(x, batch_size, [] if batch_size is None else self.trainable())
         part = 1.0 if batch_size is None else len(x) / batch_size
         if len(x) > 1:
             return self.terms(x, y, draw, len(x) / num_data, part)
@@ -337,17 +338,6 @@ class Method(DecidingMixin, nn.Module, ABC):
     def trainable(self) -> list[Tensor]:
         """Return the network's parameters that the weight prior covers."""
         return [p for p in self.net.parameters() if p.requires_grad]
-
-
-@torch.no_grad()
-def _mark(parameters: list[Tensor]) -> Tensor:
-    """Return a few numbers that change whenever an optimiser changes the parameters.
-
-    The first and the last element of each tensor; version counters would not do, as fused optimisers leave
-    them alone.
-    """
-    flat = [p.detach().reshape(-1) for p in parameters]
-    return torch.stack([f[i].double() for f in flat for i in (0, -1)])
 
 
 @contextmanager

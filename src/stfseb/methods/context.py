@@ -7,31 +7,22 @@ several parts of one step agree on the points and on their dropout masks without
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from stfseb.data.augmentation import distort_into
-from stfseb.data.images import fingerprint
-from stfseb.errors import StfsebError, unknown
+from stfseb.errors import StfsebError
 from stfseb.function_prior import FunctionPrior
-from stfseb.inputs import as_tensor, check_pixels, scaled
-from stfseb.networks.features import Features, he_initialised, reinitialised
+from stfseb.inputs import scaled
+from stfseb.methods.context_set import TRAIN, as_context, with_copies
+from stfseb.methods.steps import Step
+from stfseb.networks.constant import detached, owner
+from stfseb.networks.features import EXTRACTORS, Features, frozen_network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-EXTRACTORS = ("init", "independent", "he")
-TRAIN = "train"  # context points are rows of the minibatch, for data that are streamed
-_COPIES_SEED = 1
-# The last set with its copies, for the next run of a search or a table, up to so many bytes. Runs share the tensor: who
-# writes into a context's images (`take_over`) does it on a copy of the method.
-_KEPT = 2**29
-_LAST: dict[str, Tensor] = {}
 _ROWS = {"cpu": 128}  # images at a time for h: more do not fit a core's caches and take twice as long there
 
 
@@ -39,78 +30,6 @@ def generator(seed: int, stream: int, index: int, device: torch.device | str = "
     """Return the generator of one draw of one random stream (mixed by a 64-bit odd multiplier)."""
     mixed = (seed * 0x9E3779B97F4A7C15 + stream * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB) % 2**63
     return torch.Generator(device).manual_seed(mixed)
-
-
-def as_context(context: Any) -> Tensor | str:
-    """Return the context images as a tensor, or "train"."""
-    if isinstance(context, str):
-        if context != TRAIN:
-            raise StfsebError(
-                f"context='{context}': give images, 'train' for rows of the minibatch, or distorted training images, "
-                "stfseb.data.augmentation.distorted(x)"
-            )
-        return context
-    if context is None:
-        raise StfsebError("context is missing: give unlabelled images, 'train', or functional_scale=0 to do without")
-    if isinstance(context, tuple) and len(context) == 2 and hasattr(context[0], "shape"):
-        context = context[0]  # (x, y): labels are not used
-    if not hasattr(context, "shape"):
-        if hasattr(context, "__getitem__") and hasattr(context, "__len__") and not isinstance(context, Mapping):
-            context = stacked(context)
-        elif not hasattr(context, "images"):
-            of_it = " (here the loader's .dataset)" if isinstance(context, DataLoader) else ""
-            raise StfsebError(
-                f"context is a {type(context).__name__}: give a tensor, an array, an image set, a Dataset with a "
-                f"length{of_it}, or 'train' for rows of the minibatch"
-            )
-    tensor = as_tensor(context, "context")
-    check_pixels(tensor, "context")
-    return tensor
-
-
-def stacked(dataset: Any) -> Tensor:
-    """Stack the images of a map-style data set whose items are images or (image, ...) tuples."""
-    items = (dataset[i] for i in range(len(dataset)))
-    images = [torch.as_tensor(item[0] if isinstance(item, tuple | list) else item) for item in items]
-    if not images:
-        raise StfsebError("context is empty: give at least one example")
-    shapes = {tuple(image.shape) for image in images}
-    if len(shapes) > 1:
-        raise StfsebError(f"context images have different shapes, {', '.join(map(str, sorted(shapes)[:3]))}: give one")
-    return torch.stack(images)
-
-
-def with_copies(images: Tensor | str, copies: int) -> Tensor:
-    """Return a context set and distorted copies of each of its images."""
-    if isinstance(images, str):
-        raise StfsebError(
-            f"context_copies={copies} with context='{images}': rows of a minibatch cannot be distorted: give "
-            "images, for example stfseb.data.augmentation.distorted(x), or leave it at 0"
-        )
-    if images.ndim != 4:
-        raise StfsebError(
-            f"context_copies={copies}: only images (N, C, H, W) can be distorted and the context has shape "
-            f"{tuple(images.shape)}: leave it at 0"
-        )
-    images = images.detach()
-    keep = images.device.type == "cpu" and (copies + 1) * images.nbytes <= _KEPT
-    key = f"{fingerprint(images)}-{copies}" if keep else ""
-    if keep and (known := _LAST.get(key)) is not None:
-        return known
-    _LAST.clear()
-    try:
-        whole = images.new_empty((copies + 1) * len(images), *images.shape[1:])
-    except RuntimeError as error:  # torch's own words run over many lines
-        raise StfsebError(
-            f"context_copies={copies}: {(copies + 1) * images.nbytes / 1e9:.1f} GB of context images do not fit into "
-            "memory: give fewer copies"
-        ) from error
-    whole[: len(images)] = images
-    # Another seed than that of `distorted`: images that were made by it would get the same distortion twice.
-    distort_into(whole[len(images) :], images, seed=_COPIES_SEED)
-    if keep:
-        _LAST[key] = whole
-    return whole
 
 
 class ContextStream:
@@ -196,8 +115,9 @@ class Context(nn.Module):
         net: the network that is being trained; the extractor is copied from it now.
         context: images, or "train" for rows of the minibatch.
         num_context: points in each step.
-        extractor: "init" (a frozen copy of `net`), "independent" (a copy initialised anew), "he" (anew by He's
-            rule), a callable, or None where only the images are needed (features are then of width 0).
+        extractor: "init" (a frozen copy of `net`; "pretrained" is the same, of a network that comes with weights),
+            "independent" (a copy initialised anew), "he" (anew by He's rule), a callable, or None where only the
+            images are needed (features are then of width 0).
         layer: the layer whose output h is; None for the input of the last Linear.
         normalise: divide h by its root mean square norm.
         seed: of the order and of the masks; drawn from torch's default generator when None.
@@ -228,13 +148,17 @@ class Context(nn.Module):
         self.layer = layer
         self.seed = int(torch.randint(2**31, ())) if seed is None else seed
         self.step = 0
-        self._drawn_at: Tensor | None = None
-        self._whole: Tensor | None = None
+        self._parts = Step()
+        self._whole: Tensor | None = None  # the rows of the step whose parts these are, and those of the next step
+        self._coming: Tensor | None = None
         self._reached = 0  # points of the first cycle whose h is in `cached`
         self._extractor: Features | None = None
         # In tuples, so that extractors are no submodules: nothing of theirs is trained or saved.
-        self._frozen = (_frozen(net, extractor, self.seed),)
-        self._callable = (None if isinstance(extractor, str) else _detached(extractor, net),)
+        self._frozen = (frozen_network(net, extractor, self.seed) if isinstance(extractor, str) else None,)
+        given = None if isinstance(extractor, str) else extractor
+        self._callable = (None if given is None else detached(given, net),)
+        # What is no module's own cannot be copied: h of all points at once, so that it does not follow the training.
+        self.at_once = given is not None and owner(given) is None
         self.images_only = extractor is None
         self.register_buffer("images", None if isinstance(checked, str) else checked, persistent=False)
         self.register_buffer("cached", None, persistent=False)
@@ -245,8 +169,11 @@ class Context(nn.Module):
                 self._make_extractor(scaled(checked[:1], next(net.parameters())))
 
     @classmethod
-    def of(cls, net: nn.Module, context: Any, extractor: str | Callable[[Tensor], Tensor], settings: Any) -> Context:
+    def of(cls, net: nn.Module, context: Any, extractor: Any, settings: Any) -> Context:
         """Return the context of a method whose settings say all about it but the images and the extractor."""
+        if not (isinstance(extractor, str) or callable(extractor)):
+            names = ", ".join(f"'{name}'" for name in EXTRACTORS)
+            raise StfsebError(f"extractor={extractor}: give {names}, or a callable from images to features")
         s = settings
         return cls(net, context, s.num_context, extractor, s.features, s.normalise_features, copies=s.context_copies)
 
@@ -257,7 +184,8 @@ class Context(nn.Module):
 
     def reseed(self, seed: int) -> None:
         """Restart the order of the points and their masks."""
-        self.seed, self.step, self._drawn_at = seed, 0, None
+        self.seed, self.step = seed, 0
+        self._parts.end()
         if self.stream is not None:
             if self._reached < self.stream.count:  # in an order that is no more
                 self.cached, self._reached = None, 0
@@ -271,27 +199,39 @@ class Context(nn.Module):
             if self.cached is not None:  # else there is no function term
                 self.features(like).copy_(other.features(like))
 
-    def begin_parts(self, whole: Tensor | None) -> None:
-        """Say that the next draw is a new step's; where points are rows of the minibatch, they are taken of `whole`."""
-        self._drawn_at, self._whole = None, whole
+    def begin_parts(self, whole: Tensor | None = None) -> None:
+        """Say that the next call of the objective is the first part of a new step.
 
-    def next(self, x: Tensor, mark: Tensor | None) -> Draw:
+        Steps of accumulated gradients or of several processes are told apart without it, but for `context="train"`:
+        there the points are rows of the whole step, which its parts do not have. Give them all as `whole`, the same in
+        every process; they hold until the step is over.
+        """
+        self._whole, self._coming = None, whole
+        self._parts.end()
+
+    def next(self, x: Tensor, whole: int | None = None, parameters: Sequence[Tensor] = ()) -> Draw:
         """Return the context of the next step.
 
-        Parts of one step pass a `mark` of the parameters: the draw changes only when the mark has.
+        Where `x` is a part of a step of `whole` rows, the draw stays until the step is over; see `Step`.
         """
-        if mark is None or self._drawn_at is None or not torch.equal(mark, self._drawn_at):
+        if self._parts.begins(len(x), whole, parameters):
             self.step += 1
-        self._drawn_at = mark
+            self._whole, self._coming = self._coming, None
+        if self.images is None and self._whole is None and whole is not None and len(x) < whole:
+            self._parts.end()
+            raise StfsebError(
+                f"context='{TRAIN}' with {len(x)} rows of a step of batch_size={whole}: the points are rows of the "
+                "whole step, so call context.begin_parts(x of the whole step) before its first part"
+            )
         return self.draw(x, self.step - 1)
 
     def draw(self, x: Tensor, step: int) -> Draw:
         """Return the context of step `step` for the minibatch `x`, a function of the seed and the step."""
         masks = generator(self.seed, 2, step, x.device)
         if self.images is None or self.stream is None:
-            x = x if self._whole is None else self._whole
-            chosen = torch.randperm(len(x), generator=generator(self.seed, 1, step))[: self.num_context]
-            images = x[chosen.to(x.device)].detach()
+            rows = x if self._whole is None else self._whole
+            chosen = torch.randperm(len(rows), generator=generator(self.seed, 1, step))[: self.num_context]
+            images = scaled(rows[chosen.to(rows.device)].detach(), x)
             if self.images_only:
                 return Draw(images, x.new_empty(len(images), 0), masks)
             return Draw(images, self._normalised(self._make_extractor(images[:1])(images)), masks)
@@ -314,7 +254,8 @@ class Context(nn.Module):
         assert self.images is not None
         assert self.stream is not None
         count = len(self.images)
-        if self.images_only or self.normalise or like.device.type != "cpu":  # a norm is of the whole set
+        # A norm is of the whole set.
+        if self.images_only or self.normalise or self.at_once or like.device.type != "cpu":
             points = count
         if self.cached is None and points >= count:
             self.cached = like.new_empty(count, 0) if self.images_only else self.extract(self.images, like)
@@ -355,30 +296,3 @@ class Context(nn.Module):
         if not self.normalise:
             return features
         return features / features.square().sum(1).mean().sqrt().clamp_min(torch.finfo(features.dtype).tiny)
-
-
-def _detached(extractor: Callable[[Tensor], Tensor] | None, net: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return a copy of an extractor that shares parameters with the network: training must not change h."""
-    if not isinstance(extractor, nn.Module):
-        return extractor
-    trained = {id(p) for p in net.parameters()}
-    return copy.deepcopy(extractor) if any(id(p) in trained for p in extractor.parameters()) else extractor
-
-
-def _frozen(net: nn.Module, extractor: str | Callable[[Tensor], Tensor] | None, seed: int) -> nn.Module | None:
-    """Copy the network now, at construction: training will change it."""
-    if not isinstance(extractor, str):
-        return None
-    if extractor not in EXTRACTORS:
-        raise unknown("extractor", extractor, EXTRACTORS)
-    try:
-        if extractor == "init":
-            return copy.deepcopy(net)
-        return reinitialised(net, seed) if extractor == "independent" else he_initialised(net, seed)
-    except StfsebError:
-        raise
-    except Exception as error:  # a module may refuse to be copied in any way
-        raise StfsebError(
-            f"{type(net).__name__} cannot be copied for the function prior ({type(error).__name__}): "
-            "give extractor=callable"
-        ) from error

@@ -2,7 +2,7 @@
 
 Features are the input of the last `nn.Linear` that a forward pass reaches, unless a layer is named
 (then its output) or a callable is given (then its result, for example a pretrained backbone). Dropout
-is off, batch norm uses its running statistics, nothing gets a gradient.
+is off, batch norm uses its running statistics, nothing gets a gradient; in modules that a callable reaches, too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,31 @@ import torch
 from torch import Tensor, nn
 
 from stfseb.errors import StfsebError, unknown
-from stfseb.networks.dropout import NoDropout
+from stfseb.networks.constant import moved, quietly, reachable
 from stfseb.networks.precision import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# "pretrained" is "init" for a network that was given with its pretrained weights: both copy it as it is.
+EXTRACTORS = ("init", "pretrained", "independent", "he")
+
+
+def frozen_network(net: nn.Module, extractor: str, seed: int) -> nn.Module:
+    """Copy the network now, at construction: training will change it."""
+    if extractor not in EXTRACTORS:
+        raise unknown("extractor", extractor, EXTRACTORS)
+    try:
+        if extractor in ("init", "pretrained"):
+            return copy.deepcopy(net)
+        return reinitialised(net, seed) if extractor == "independent" else he_initialised(net, seed)
+    except StfsebError:
+        raise
+    except Exception as error:  # a module may refuse to be copied in any way
+        raise StfsebError(
+            f"{type(net).__name__} cannot be copied for the function prior ({type(error).__name__}): "
+            "give extractor=callable"
+        ) from error
 
 
 def last_linear(net: nn.Module, example: Tensor) -> str:
@@ -81,6 +101,7 @@ class Features:
     def __init__(self, source: Callable[[Tensor], Tensor], layer: str | None) -> None:
         self.source = source
         self.layer = layer  # None: the callable returns features itself
+        self.modules = reachable(source)
 
     @classmethod
     def from_network(cls, net: nn.Module, example: Tensor, layer: str | None) -> Features:
@@ -95,8 +116,7 @@ class Features:
 
     def to(self, like: Tensor) -> Features:
         """Move the frozen network to the device and precision of `like`."""
-        if isinstance(self.source, nn.Module):
-            self.source.to(like.device, like.dtype)
+        moved(self.source, like)
         return self
 
     @torch.no_grad()
@@ -106,10 +126,9 @@ class Features:
         with running("float32", x.device):
             if self.layer is not None:
                 out = self._hooked(x)
-            elif isinstance(self.source, nn.Module):
-                out = _quiet_forward(self.source, x)
             else:
-                out = self.source(x)
+                with quietly(self.modules):
+                    out = self.source(x)
         if out.shape[:1] != x.shape[:1]:
             raise StfsebError(f"the extractor turned {len(x)} images into features of shape {tuple(out.shape)}")
         return out.detach().flatten(1)
@@ -135,12 +154,6 @@ class Features:
 
 def _quiet_forward(net: nn.Module, x: Tensor) -> Tensor:
     """Run `net` in evaluation mode, without gradients or dropout, and leave its mode as it was."""
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        with torch.no_grad(), NoDropout():
-            out: Tensor = net(x)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with quietly([net]):
+        out: Tensor = net(x)
     return out
