@@ -53,7 +53,10 @@ def together(kind, out):
             process.wait()
 
 
-@pytest.mark.parametrize("kind", ["stfseb", pytest.param("map", marks=pytest.mark.slow)])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("map", "seeded independent", "seeded callable")]
+
+
+@pytest.mark.parametrize("kind", ["stfseb", "seeded", *SLOW])  # seeded: each process constructs it with its own seed
 def test_two_processes_give_the_gradients_of_one(kind, tmp_path):
     out = tmp_path / "gradients.safetensors"
     assert any(together(kind, out) for _ in range(3))  # what they found is never asked for twice, only the meeting

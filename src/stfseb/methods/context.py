@@ -16,6 +16,7 @@ from stfseb.errors import StfsebError
 from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import scaled
 from stfseb.methods.context_set import TRAIN, as_context, with_copies
+from stfseb.methods.parallel import agree, processes
 from stfseb.methods.steps import Step
 from stfseb.networks.constant import detached, owner
 from stfseb.networks.features import EXTRACTORS, Features, frozen_network
@@ -151,6 +152,7 @@ class Context(nn.Module):
         self._parts = Step()
         self._whole: Tensor | None = None  # the rows of the step whose parts these are, and those of the next step
         self._coming: Tensor | None = None
+        self._agreed = False
         self._reached = 0  # points of the first cycle whose h is in `cached`
         self._extractor: Features | None = None
         # In tuples, so that extractors are no submodules: nothing of theirs is trained or saved.
@@ -214,6 +216,7 @@ class Context(nn.Module):
 
         Where `x` is a part of a step of `whole` rows, the draw stays until the step is over; see `Step`.
         """
+        self._agree(x)
         if self._parts.begins(len(x), whole, parameters):
             self.step += 1
             self._whole, self._coming = self._coming, None
@@ -224,6 +227,24 @@ class Context(nn.Module):
                 "whole step, so call context.begin_parts(x of the whole step) before its first part"
             )
         return self.draw(x, self.step - 1)
+
+    def _agree(self, x: Tensor) -> None:
+        """Take the first process's seed and extractor, once, where processes train one network together."""
+        group = None if self._agreed else processes()
+        if group is None:
+            return
+        self._agreed = True
+        module = None
+        if not self.images_only:
+            example = x[:1] if self.images is None else scaled(self.images[:1], x)
+            module = owner(self._make_extractor(example).source)
+        # Modulo 2^63, as `generator` takes them.
+        seed, step = agree(group, [self.seed % 2**63, self.step], module, x.device)
+        if seed != self.seed % 2**63:
+            self.reseed(seed)
+        self.step = step
+        if module is not None:
+            self.cached, self._reached = None, 0
 
     def draw(self, x: Tensor, step: int) -> Draw:
         """Return the context of step `step` for the minibatch `x`, a function of the seed and the step."""
