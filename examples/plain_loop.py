@@ -1,7 +1,8 @@
 """A plain training loop with gradient accumulation: two parts of 32 rows make one step of 64.
 
 `batch_size=` tells the objective the size of the whole step. The parts then share one draw of context points, and
-their terms add up to those of the step.
+their terms add up to those of the step. (With `context="train"`, call `method.context.begin_parts(x of the whole step)`
+before its first part.)
 """
 
 import torch

@@ -204,6 +204,16 @@ class FunctionPrior:
         # |L|_F^2 = trace(I + G G')
         return 1 + self._factor.square().sum((-2, -1)) - self._factor.shape[-1]
 
+    def failure(self) -> str:
+        """Return why the factorisation failed, in words, or nothing where it did not; a value is read on the host."""
+        if _all_finite(self._factor[..., 0, 0]):
+            return ""
+        worst, tau1, tau2 = (float(torch.as_tensor(v).max()) for v in (self.condition_number, self.tau1, self.tau2))
+        return (
+            f"K = tau1 h h' + tau2 I with tau1={tau1:g}, tau2={tau2:g} has a condition number of about {worst:.1e}, "
+            "too large to factorise in float64: lower tau1, raise tau2, or scale the features (normalise_features=True)"
+        )
+
     def _set_hyperparameters(
         self,
         tau1: float | Tensor,

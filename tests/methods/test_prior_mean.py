@@ -8,6 +8,7 @@ from torch import nn
 
 from stfseb import MLP, STFSEB, FunctionPrior, StfsebError, fit, load, save
 from stfseb.likelihoods import GaussianRegression
+from stfseb.methods.function_term import PriorMean
 
 
 def made(prior_mean=None, **settings):
@@ -39,7 +40,7 @@ def test_the_prior_mean_shifts_what_the_outputs_are_pulled_towards():
 
 def test_a_network_that_equals_its_prior_mean_pays_nothing():
     method = made()
-    method.centred.mean = method.net
+    method.centred = PriorMean(method.net)
     assert float(function_term(method).detach()) == pytest.approx(0.0, abs=1e-12)
 
 
@@ -53,6 +54,37 @@ def test_mean_functions_are_checked_shown_and_not_trained(tmp_path):
     assert method.settings.prior_mean == "Linear"
     assert all(p is not q for p in method.parameters() for q in mean.parameters())
     assert load(save(method, tmp_path / "m")).settings == method.settings
+
+
+def mean_net(rate=0.5):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(rate), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("way", ["module", "method", "function"])
+def test_a_mean_with_dropout_in_another_precision_is_a_constant(way):
+    mean = mean_net()
+    given = {"module": mean, "method": mean.forward, "function": lambda x: mean(x.float())}[way]
+    quiet = mean_net().eval()
+    expected = function_term(made(lambda x: quiet(x.float())))
+    before = mean[1].running_mean.clone()
+    method = made(given)
+    for _ in range(2):
+        method.reseed(0)
+        torch.testing.assert_close(function_term(method), expected, rtol=1e-5, atol=1e-6)
+    assert mean.training
+    assert mean[0].weight.dtype == torch.float32
+    assert torch.equal(mean[1].running_mean, before)
+
+
+def test_training_does_not_move_the_mean():
+    mean = nn.Linear(3, 2).double()
+    method = made(mean)
+    before = function_term(method)
+    with torch.no_grad():
+        mean.weight.add_(1.0)
+    method.reseed(0)
+    assert torch.equal(function_term(method), before)
 
 
 @pytest.mark.parametrize("context", ["train", "images"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stfseb.errors import StfsebError
+from stfseb.errors import DivergedError, StfsebError
 from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import scaled
 from stfseb.methods.context_set import TRAIN, as_context, with_copies
@@ -99,7 +99,12 @@ class Draw(NamedTuple):
         if self.factor is not None and self.spectrum is not None:
             return FunctionPrior.from_spectrum(self.factor, self.spectrum, tau1, tau2, dof, **settings)
         if self.factor is None:
-            return FunctionPrior(self.features, tau1, tau2, dof, **settings)
+            prior = FunctionPrior(self.features, tau1, tau2, dof, **settings)
+            # On a card it would wait for the device at every step; `fit` looks there once a term is not finite.
+            on_host = self.features.device.type == "cpu" and not torch.compiler.is_compiling()
+            if on_host and (failure := prior.failure()):
+                raise DivergedError(failure)
+            return prior
         direct = self.whitener is not None and self.factor.shape[-1] == len(self.images)
         features = None if direct else self.features
         return FunctionPrior.from_factor(

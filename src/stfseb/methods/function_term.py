@@ -1,4 +1,4 @@
-"""What the methods with a function term share: how often it counts, and around which mean."""
+"""What the methods with a function term share: how often it counts, around which mean, and why it failed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from stfseb.errors import StfsebError
+from stfseb.function_prior import FunctionPrior
 from stfseb.methods.settings import is_weight
+from stfseb.networks.constant import detached, moved, owner, quietly, reachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from stfseb.methods.base import Method
 
 
 def check_functional_scale(scale: float | str) -> None:
@@ -41,13 +45,19 @@ def name_of(function: Any) -> str:
 class PriorMean:
     """m, the mean of the function prior: called with values (..., N_c, L) and images, gives values - m(images).
 
-    A module as mean function is kept out of the method's parameters: it is a constant of the prior.
+    It is a constant of the prior: a module (or a method of one) is copied as it is now, kept out of the method's
+    parameters, and run in evaluation mode in the images' precision; no mean draws dropout.
     """
 
     def __init__(self, mean: float | Callable[[Tensor], Tensor] | None) -> None:
         if not (mean is None or callable(mean) or math.isfinite(mean)):
             raise StfsebError(f"prior_mean={mean}: give a finite number, or a callable from images to values")
-        self.mean = mean
+        self.mean = detached(mean) if callable(mean) else mean
+        own = owner(self.mean)
+        if own is not None:
+            own.eval()
+        # Modules that are not ours, which a function calls, get their modes back after each call.
+        self.modules = reachable(self.mean) if callable(mean) and own is None else []
 
     def __call__(self, values: Tensor, images: Tensor) -> Tensor:
         """Return the values relative to the mean."""
@@ -55,7 +65,8 @@ class PriorMean:
             return values
         if not callable(self.mean):
             return values - self.mean
-        with torch.no_grad():
+        moved(self.mean, images)
+        with quietly(self.modules):
             expected = self.mean(images)
         if expected.shape not in (values.shape[-2:], values.shape[-1:]):
             raise StfsebError(
@@ -63,3 +74,21 @@ class PriorMean:
                 f"return {tuple(values.shape[-2:])} or {tuple(values.shape[-1:])}"
             )
         return values - expected.to(values)
+
+
+@torch.no_grad()
+def prior_failure(method: Method) -> str:
+    """Return why the function prior of a method whose terms are not finite cannot be, or nothing.
+
+    Tried at the context points with the largest features, where K's condition number is the largest. It waits for the
+    device: only for a method that has failed already.
+    """
+    context, ratio = method.context, method.prior_ratio()
+    if context is None or context.images is None or context.images_only or ratio is None or not method.uses_context:
+        return ""
+    taus = float(method.hyper("tau1")), float(method.hyper("tau2"))
+    features = context.features(method.like)
+    if not (all(map(math.isfinite, taus)) and torch.isfinite(features).all()):
+        return ""
+    largest = features[features.square().sum(1).topk(context.num_context).indices]
+    return FunctionPrior(largest, *taus, math.inf, bias_variance=float(ratio[1])).failure()

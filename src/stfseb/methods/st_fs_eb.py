@@ -64,9 +64,9 @@ class STFSEBSettings(Settings):
         context_mask: "shared" (one mask per sample for all context rows) or "row".
         normalise_features: divide h by its root mean square norm over the context set, so that tau1 means
             the same for every initialiser.
-        extractor: where h comes from: "init" (a copy of the network at construction), "independent" (a
-            copy initialised anew, as its constructor would), "he" (anew by He's rule, whose features are about
-            ten times as large) or a callable, shown here by name.
+        extractor: where h comes from: "init" (a copy of the network at construction; "pretrained" is the same, of
+            a network that comes with weights), "independent" (a copy initialised anew, as its constructor would),
+            "he" (anew by He's rule, whose features are about ten times as large) or a callable, shown here by name.
         features: the layer whose output h is (None: the input of the last Linear).
         prior_mean: m, what the outputs are pulled towards: f - m has the prior. None or 0 is the paper's, even
             odds for every class; in regression zero must mean the targets' mean, so standardise them or give it

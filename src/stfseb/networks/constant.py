@@ -53,7 +53,7 @@ def detached(function: Function, net: nn.Module | None = None) -> Function:
 def moved(function: Any, like: Tensor) -> None:
     """Move the module of a function to the device and precision of `like`."""
     module = owner(function)
-    if module is not None:
+    if module is not None and any(_elsewhere(value, like) for value in [*module.parameters(), *module.buffers()]):
         module.to(like.device, like.dtype)
 
 
@@ -90,6 +90,10 @@ def quietly(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 def _tensors(module: nn.Module) -> set[int]:
     return {id(value) for value in [*module.parameters(), *module.buffers()]}
+
+
+def _elsewhere(value: Tensor, like: Tensor) -> bool:
+    return value.device != like.device or (value.is_floating_point() and value.dtype != like.dtype)
 
 
 def _rebound(function: Any, module: nn.Module) -> Function:

@@ -19,6 +19,7 @@ from stfseb.errors import DivergedError, StfsebError
 from stfseb.inputs import check_fits, check_pixels, check_seed
 from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import generator
+from stfseb.methods.function_term import prior_failure
 from stfseb.methods.settings import check_count, check_positive, is_weight
 from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stfseb")
 
+_WEAKER = "lower the learning rate, or weaken the prior (larger sigma, tau2)"
 _PREPARE = 8192  # examples a streamed data set hands to `prepare`
 
 
@@ -292,7 +294,7 @@ class Training:
                 settings = ", ".join(f"{k}={v}" for k, v in self.method.settings.as_dict().items())
                 raise DivergedError(
                     f"the {name} term became {value} in epoch {epoch} of {self.method.label} ({settings}): "
-                    "lower the learning rate, or weaken the prior (larger sigma, tau2)"
+                    + (prior_failure(self.method) or _WEAKER)
                     + ("" if self.keeper is None else self.keeper.stays())
                 )
 
