@@ -168,6 +168,7 @@ def test_parts_without_their_step_are_refused(data):
     with pytest.raises(StfsebError, match=r"8 rows of a step of batch_size=32.*begin_parts") as caught:
         method.objective(x[:8], y[:8], N, B)
     assert "\n" not in str(caught.value)
+    assert method.context.step == 0
     method.context.begin_parts(x[:B])
     for part in zip(x[:B].split(8), y[:B].split(8), strict=True):
         method.objective(*part, N, B)

@@ -222,8 +222,8 @@ class Context(nn.Module):
         Where `x` is a part of a step of `whole` rows, the draw stays until the step is over; see `Step`.
         """
         self._agree(x)
-        if self._parts.begins(len(x), whole, parameters):
-            self.step += 1
+        first = self._parts.begins(len(x), whole, parameters)
+        if first:
             self._whole, self._coming = self._coming, None
         if self.images is None and self._whole is None and whole is not None and len(x) < whole:
             self._parts.end()
@@ -231,6 +231,7 @@ class Context(nn.Module):
                 f"context='{TRAIN}' with {len(x)} rows of a step of batch_size={whole}: the points are rows of the "
                 "whole step, so call context.begin_parts(x of the whole step) before its first part"
             )
+        self.step += first
         return self.draw(x, self.step - 1)
 
     def _agree(self, x: Tensor) -> None:

@@ -29,6 +29,7 @@ def processes() -> Any | None:
     return group if group is not None and dist.get_world_size(group) > 1 else None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # happens once
 @torch.no_grad()
 def agree(group: Any, numbers: list[int], module: nn.Module | None, device: torch.device) -> list[int]:
     """Return the first process's numbers, and fill the module (on `device`, as nccl wants it) with its weights."""

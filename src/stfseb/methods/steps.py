@@ -31,12 +31,16 @@ class Step:
         """Let the next part be the first of another step."""
         self._mark = None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it asks for values, and has nothing to compile
     def begins(self, rows: int, whole: int | None, parameters: Sequence[Tensor]) -> bool:
         """Tell whether a call with `rows` rows is the first of a step of `whole` rows (None: of these rows)."""
         if whole is None or rows >= whole:
             self.end()
             return True
+        first: bool = self._first(rows, whole, parameters)
+        return first
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it asks for values, and has nothing to compile
+    def _first(self, rows: int, whole: int, parameters: Sequence[Tensor]) -> bool:
         mark = _mark(parameters)
         new = self._ended(whole) or not _same(mark, self._mark)
         self._rows = rows if new else self._rows + rows
