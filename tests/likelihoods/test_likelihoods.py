@@ -250,7 +250,6 @@ def test_no_row_is_left_out_where_labels_are_not_read(outputs):
 @pytest.mark.parametrize(
     ("likelihood", "outputs", "targets", "told"),
     [
-        (Categorical(), 1, torch.zeros(6, dtype=torch.int64), "the network has one output"),
         (Binary(), 3, torch.zeros(6, dtype=torch.int64), "the network has 3 outputs, but the binary likelihood"),
         (MultiLabel(), 3, torch.zeros(6, 2, dtype=torch.int64), r"labels of shape \(6, 2\) do not fit: give \(N, 3\)"),
         (GaussianRegression(), 3, torch.zeros(6), "the network has 3 outputs and the likelihood 1 targets"),

@@ -131,7 +131,9 @@ class Fused(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Attention(need_weights=False), lambda: Attention(need_weights=True), Fused], ids=str
+    "make",
+    [lambda: Attention(need_weights=False), lambda: Attention(need_weights=True), Fused],
+    ids=["without weights", "with weights", "by hand"],
 )
 def test_fused_attention_against_differences(make):
     torch.manual_seed(2)

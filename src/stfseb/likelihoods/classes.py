@@ -62,7 +62,6 @@ class Categorical(Classification):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-softmax at the labels (one fused kernel: this is every training step)."""
         samples, rows, classes = outputs.shape
-        self.check_shapes(y, classes)
         where_readable(lambda labels: _check_range(labels, classes), y)
         labels = y.long().expand(samples, rows).reshape(-1)
         flat = wide(outputs).reshape(-1, classes)
@@ -77,18 +76,13 @@ class Categorical(Classification):
         """Return the logarithm of the averaged probabilities, up to a constant: log sum_s softmax(f_s)."""
         return self.class_log_probs(outputs).logsumexp(0, keepdim=True)
 
-    def check_shapes(self, y: Tensor, outputs: int) -> None:
-        """Raise unless there are two outputs at least."""
-        del y
+    def check_targets(self, y: Tensor, outputs: int) -> None:
+        """Raise unless `y` holds integer labels in 0 .. outputs - 1, and there are two at least."""
         if outputs == 1:
             raise StfsebError(
                 "the network has one output, and one class always has probability 1: give it an output a class, or "
                 "likelihood=Binary() for yes or no, GaussianRegression() for numbers (stfseb.likelihoods)"
             )
-
-    def check_targets(self, y: Tensor, outputs: int) -> None:
-        """Raise unless `y` holds integer labels in 0 .. outputs - 1, and there are two at least."""
-        self.check_shapes(y, outputs)
         self._check_labels(y, outputs)
 
 
