@@ -373,6 +373,22 @@ def test_rows_are_won_by_printed_means_and_lost_by_a_paired_difference():
     assert cells[1].below[0] == "level"  # the printed means are equal
 
 
+def test_a_race_says_among_which_methods_and_explains_its_columns_at_once():
+    three = ("stfseb", "map", "mfvi")
+    plans, found = shaped(asked("mnist", methods=three, seeds=(0, 1, 2)), {m: [0.99, 0.98, 0.97] for m in three})
+    first, *_ = race_grids(plans, found)
+    assert first.title == "Rows where ST-FS-EB is best of the three methods, or level with the best"
+    assert "Compared: ST-FS-EB, MAP and MFVI." in first.notes
+    assert any(note.startswith("Ours minus it: ") and "In sd: " in note for note in first.notes)
+    beyond = make_plan("beyond", asked("mnist", seeds=(0,)))
+    rows_beside = [record_of(job) for job in beyond.all_jobs if job.method in ("outlierexposure", "ensemble")]
+    beside = Found({**found.records, **{r["id"]: r for r in rows_beside}})
+    (note,) = [n for n in race_grids(plans, beside)[0].notes if n.startswith("Compared: ")]
+    assert note.startswith("Compared: ST-FS-EB, MAP and MFVI; reference rows (")
+    assert "MC Dropout + OE" in note
+    assert note.endswith(" are not counted.")
+
+
 def test_level_rows_are_not_counted_as_won():
     """The printed means are equal, and seed by seed the other method is ahead all the same."""
     ask = asked("mnist", methods=("stfseb", "map"), seeds=(0, 1, 2))
@@ -400,7 +416,9 @@ def test_one_seed_has_a_difference_and_no_interval():
     ask = asked("mnist", methods=("stfseb", "map"), seeds=(0,))
     best, *_ = race_grids(*shaped(ask, {"stfseb": [0.99], "map": [0.98]}))
     cells = best.cells[0]
-    assert (cells[2].text, cells[2].below, cells[3].text) == ("+1.00", ("one seed",), "–")
+    assert (cells[2].text, cells[2].below) == ("+1.00", ("one seed",))
+    assert best.columns == ("ST-FS-EB", "Next", "Ours minus it")  # no column of dashes, and nothing on t tests
+    assert not any("t test" in note or "In sd" in note for note in best.notes)
     assert re.fullmatch(r"\d of 3 rows\.", best.notes[0])  # of intervals that are not there nothing is said
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from stfseb.errors import StfsebError
 from stfseb.report import tables
+from stfseb.report.cards import cards_of
 from stfseb.report.records import check, groups, missing_sets, ood_families, ood_sets, spread
 
 
@@ -56,6 +57,28 @@ def test_marks_follow_the_direction_and_the_printed_digits():
         "ECE": [0, 0, 0],  # nothing is best where nothing differs
         "AUROC far": [1, 2, 0],
     }
+
+
+def test_a_reference_row_that_leads_is_named_as_such_with_the_best_of_the_methods():
+    records = [
+        run("stfseb", label="ST-FS-EB", acc=0.68, auroc__mnist=0.8794),
+        run("mcdropout", label="MC Dropout", acc=0.67, auroc__mnist=0.8359),
+        run("fseb", label="FS-EB", acc=0.70, auroc__mnist=0.5862),
+        run("gfsvi", label="GFSVI", acc=0.70, auroc__mnist=0.5571),
+        run("mfvi", label="MFVI", acc=0.70, auroc__mnist=0.5571),
+        run("outlierexposure", label="MC Dropout + OE", acc=0.69, auroc__mnist=0.9081),
+    ]
+    table = tables.main_table(records)
+    assert "MC Dropout + OE: a reference row, beside the methods that are compared." in table.notes
+    cards = {card["title"]: card for card in cards_of(table)}
+    assert cards["Highest AUROC mnist, %"] == {
+        "title": "Highest AUROC mnist, %",
+        "value": "90.81",
+        "lines": ["MC Dropout + OE (reference row)", "of the methods: ST-FS-EB 87.94"],
+        "ours": False,
+    }
+    assert cards["Highest accuracy, %"]["lines"] == ["FS-EB, GFSVI and MFVI", "ST-FS-EB 68.00"]
+    assert not any("reference" in note for note in tables.main_table(records[:-1]).notes)
 
 
 def test_labels_split_rows_and_tasks_do_not_mix():

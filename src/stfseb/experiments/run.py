@@ -205,6 +205,7 @@ def evaluate_and_record(
         **({"learnt": learnt} if (learnt := method.learnt()) else {}),
         **({"network": network} if (network := own_network(method)) else {}),
         "training": training,
+        "classes": data.task.classes,
         "data": _described(data),
         "notes": [*data.notes, *_copies(method)],
         "code": code_version(),

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from stfseb.report.paper import Found
 
 OURS = "stfseb"
+_MINUS = "ST-FS-EB minus the other method, mean over the seeds that both have"
 NOTES = (
     (
-        "ST-FS-EB minus the other method, mean over the seeds that both have, with the 95 % interval of the paired t "
-        "test. Bold: the interval leaves out zero, in favour of ST-FS-EB; underlined: against it."
+        f"{_MINUS}, with the 95 % interval of the paired t test. Bold: the interval leaves out zero, in favour of "
+        "ST-FS-EB; underlined: against it."
     ),
     (
         "The intervals are of single comparisons; of twenty about one leaves out zero by chance. They are of the seeds "
@@ -27,12 +28,25 @@ NOTES = (
     ),
 )
 LEAST = 3  # common seeds that an interval needs: of two, it is thirteen standard errors to either side
-_TOO_FEW = "Two common seeds give no useful interval: a difference of two has none here, and no mark."
+_TOO_FEW = (
+    "Two common seeds give no useful interval: differences over two seeds stand here without an interval and without "
+    "a mark."
+)
 
 
 def too_few(cells: Iterable[Cell]) -> tuple[str, ...]:
     """Return the note on differences without an interval where there are such, else nothing."""
     return (_TOO_FEW,) if any(0 < len(cell.seeds) < LEAST for cell in cells) else ()
+
+
+def has_interval(cells: Iterable[Cell]) -> bool:
+    """Tell whether any of these differences is over seeds enough for an interval."""
+    return any(len(cell.seeds) >= LEAST for cell in cells)
+
+
+def _explained(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Say what the numbers are; of intervals only where there are some."""
+    return NOTES if has_interval(cells) else (f"{_MINUS}.",)
 
 
 def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
@@ -50,6 +64,7 @@ def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
         return None
     kept = [i for i in range(len(others)) if any(cells[i].value is not None for _, cells in rows)]
     labels = [v.label for v in others.values()]
+    shown = [cells[i] for _, cells in rows for i in kept]
     return Grid(
         "differences",
         "ST-FS-EB against each other method, paired by seed",
@@ -57,7 +72,7 @@ def difference_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
         tuple(f"− {labels[i]}" for i in kept),
         tuple(stub for stub, _ in rows),
         tuple(tuple(cells[i] for i in kept) for _, cells in rows),
-        (*NOTES, *too_few(cells[i] for _, cells in rows for i in kept)),
+        (*_explained(shown), *too_few(shown)),
     )
 
 

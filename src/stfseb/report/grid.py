@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stfseb.report.chance import mostly
 from stfseb.report.tables import LONG, escape_latex, escape_markdown, heading_html, in_width, row_head
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ class Cell:
     paper: tuple[float, float | None] | None = None
     paper_deviations: float | None = None  # ours minus the paper's, in the paper's standard deviations
     quoted: bool = False  # a figure of the paper, which has no runs of ours behind it
+
+    @property
+    def failed(self) -> bool:
+        """Whether so many of its runs learnt nothing that it is not ranked."""
+        return mostly(len(self.collapsed), len(self.seeds))
 
 
 @dataclass(frozen=True)

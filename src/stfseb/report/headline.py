@@ -10,6 +10,7 @@ from stfseb.data.tasks import load_task, task_names
 from stfseb.experiments.paper.plan import LABELS, METHODS
 from stfseb.experiments.paper.plan import TASKS as PAPER_TASKS
 from stfseb.experiments.paper.quantities import SET_NAMES
+from stfseb.report.chance import learnt_nothing
 from stfseb.report.paper_numbers import printed
 from stfseb.report.records import Record, Spread, groups, plain, spread, title_of
 from stfseb.report.style import INK, MUTED, inline_svg, look, rendered, styled
@@ -32,7 +33,7 @@ _COLUMNS = 3
 
 @dataclass(frozen=True)
 class Mark:
-    """A method's place in a panel, and the runs behind it; `fallen` of its seeds collapsed and are left out."""
+    """A method's place in a panel, and the runs behind it; `fallen` of its seeds learnt nothing and are left out."""
 
     method: str
     label: str
@@ -72,7 +73,7 @@ def _panel(task: str, records: Sequence[Record]) -> Panel | None:
         return None
     marks = []
     for group in rows:
-        kept = [r for r in group.records if not r.get("collapsed")]
+        kept = [r for r in group.records if not learnt_nothing(r)]
         accuracy = spread([100 * float(r["metrics"]["acc"]) for r in kept])
         auroc = spread([100 * statistics.fmean(r["metrics"][f"auroc/{name}"] for name in sets) for r in kept])
         if accuracy is not None and auroc is not None:
@@ -118,7 +119,7 @@ def headline_figure(panels: Sequence[Panel], columns: int = _COLUMNS) -> Figure 
             if place % across == 0:
                 ax.set_ylabel("AUROC, mean over unfamiliar sets, %")
         if any(mark.fallen for panel in panels for mark in panel.marks):
-            figure.supxlabel("† collapsed seeds are left out here; the tables count them", fontsize=8.5, color=MUTED)
+            figure.supxlabel("† seeds at chance are left out here; the tables count them", fontsize=8.5, color=MUTED)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # names are placed in the final layout
         for ax, panel in zip(axes, panels, strict=False):

@@ -12,6 +12,7 @@ from stfseb.data.tasks import task_names
 from stfseb.files import replacing
 from stfseb.report import figures, shifts, tables
 from stfseb.report.arrange import Arranged, arranged
+from stfseb.report.cards import cards_of
 from stfseb.report.headline import headline_section
 from stfseb.report.paper import retold
 from stfseb.report.paper_section import paper_section
@@ -183,7 +184,7 @@ def _section(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, 
     return {
         "slug": slug,
         "title": title_of(records),
-        "cards": _cards(main),
+        "cards": cards_of(main),
         "main": {"html": Markup(main.to_html()), "notes": main.notes},
         "more": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.own_notes} for t in more],
         "corrupted": [{"html": Markup(t.to_html()), "title": t.title, "notes": t.notes} for t in corrupted],
@@ -257,30 +258,6 @@ def _plot(plot: Plot, records: Sequence[Record], slug: str, files: dict[Path, by
         "wide": Markup(inline_svg(figure, words, name)),
         "narrow": None if narrow is None else Markup(inline_svg(narrow, words, f"{name}-narrow")),
     }
-
-
-def _cards(table: tables.Table) -> list[dict[str, Any]]:
-    """Say for each main quantity who is best, and where the project's own method stands."""
-    own = next((i for i, g in enumerate(table.groups) if g.ours), None)
-    cards = []
-    for place, column in enumerate(table.columns):
-        column_cells = [row[place] for row in table.cells]
-        best = [i for i, cell in enumerate(column_cells) if cell.rank == 1]
-        if column.title in ("ECE", "Brier") or not best:
-            continue
-        unit = f", {column.unit}" if column.unit else ", nats" if column.title == "NLL" else ""
-        title = "accuracy" if column.title == "Accuracy" else column.title
-        other = own if own is not None and own not in best and column_cells[own].text else None
-        cards.append(
-            {
-                "title": f"{'Highest' if column.higher else 'Lowest'} {title}{unit}",
-                "best": " and ".join(table.groups[i].label for i in best),
-                "value": column_cells[best[0]].text,
-                "ours": own in best,
-                "own": None if other is None else f"{table.groups[other].label} {column_cells[other].text}",
-            }
-        )
-    return cards
 
 
 def _galleries(records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import task_label
 from stfseb.experiments.paper.quantities import SET_NAMES
 from stfseb.methods.calibrated import AVERAGE
+from stfseb.report.chance import learnt_nothing, notes_of
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper_numbers import Printed, errata, printed
 from stfseb.report.records import shared
@@ -139,7 +140,7 @@ def number_cell(plan: Plan, found: Found, task: str, variant: Variant, quantity:
     values = [value for _, value in pairs]
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 else None
-    collapsed = tuple(int(r.get("seed", 0)) for r, _ in pairs if r.get("collapsed"))
+    collapsed = tuple(int(r.get("seed", 0)) for r, _ in pairs if learnt_nothing(r) and not plan.alone)
     median = statistics.median(values) if collapsed else None
     text = f"{mean:.{quantity.digits}f}" + ("" if std is None else f" ± {std:.{_digits(quantity)}f}")
     below = []
@@ -214,8 +215,11 @@ def _digits(quantity: Quantity) -> int:
 
 
 def ranked(cells: Sequence[Cell], digits: int, higher: bool | None) -> list[Cell]:
-    """Mark best and second by their printed means; equal ones share the mark, and nothing is best of one."""
-    shown = [None if c.value is None else round(c.value, digits) for c in cells]
+    """Mark best and second by their printed means; equal ones share the mark, and nothing is best of one.
+
+    Cells of runs that learnt nothing have no rank.
+    """
+    shown = [None if c.value is None or c.failed else round(c.value, digits) for c in cells]
     order = sorted({v for v in shown if v is not None}, reverse=bool(higher))
     if len(order) < 2 or higher is None:
         return list(cells)
@@ -245,12 +249,9 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
     for task in tasks:
         for variant in plan.variants:
             records = found.of(plan, task, variant)
-            fallen = [str(r.get("seed", 0)) for r in records if r.get("collapsed")]
-            if fallen:
-                lines.append(
-                    f"† {task_label(task)}, {variant.label}: {len(fallen)} of {len(records)} runs collapsed to a "
-                    f"constant prediction (seed {', '.join(fallen)}); counted in the mean, the median is beside it."
-                )
+            if not plan.alone:  # a network that learnt nothing took its time all the same
+                row = f"{task_label(task)}, {variant.label}"
+                lines += notes_of(row, records, "counted in the mean, the median is beside it")
     if any(c.text == NOT_ALONE for c in cells):
         lines.append(
             f"{NOT_ALONE[0].upper()}{NOT_ALONE[1:]}: other runs had the device at the same time, and a time depends on "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stfseb.report.chance import learnt_nothing
 from stfseb.report.paper import retold
 from stfseb.report.records import Record, groups
 
@@ -66,7 +67,7 @@ def run_details(record: Record) -> dict[str, Any]:
         "id": str(record.get("id", "")),
         "label": str(record.get("label") or record["method"]),
         "seed": record.get("seed", 0),
-        "collapsed": bool(record.get("collapsed")),
+        "collapsed": _failure(record),
         "parts": {
             "Settings": record.get("settings") or {},
             "Training": record.get("training") or {},
@@ -82,6 +83,13 @@ def run_details(record: Record) -> dict[str, Any]:
             },
         },
     }
+
+
+def _failure(record: Record) -> str:
+    """Say in words that a run learnt nothing, "" where it did learn."""
+    if record.get("collapsed"):
+        return "collapsed to a constant prediction"
+    return "at chance" if learnt_nothing(record) else ""
 
 
 def setting_in_words(value: Any) -> str:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from stfseb.errors import StfsebError
+from stfseb.report.chance import learnt_nothing, mostly
 
 Record = Mapping[str, Any]
 FORMAT = 1
 ORDER = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
+REFERENCES = ("ensemble", "outlierexposure")  # rows beside the methods compared, which are not counted among them
 OTHER_SCORES = ("entropy", "mutual_information")
 
 
@@ -58,8 +60,23 @@ class Group:
 
     @property
     def collapsed(self) -> list[int]:
-        """The seeds whose run ended as a constant predictor."""
-        return [r.get("seed", 0) for r in self.records if r.get("collapsed")]
+        """The seeds whose run collapsed or is at chance for another reason."""
+        return [r.get("seed", 0) for r in self.records if learnt_nothing(r)]
+
+    @property
+    def failed(self) -> bool:
+        """Whether so many of its runs learnt nothing that the row is not ranked."""
+        return mostly(len(self.collapsed), len(self.records))
+
+    @property
+    def reference(self) -> bool:
+        """Whether this is a reference row: it is shown beside the methods compared."""
+        return plain(self.method) in REFERENCES
+
+    @property
+    def shown(self) -> str:
+        """The label, marked where a run learnt nothing."""
+        return self.label + (" †" if self.collapsed else "")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def scatter(
         for axis, (low, high) in ((ax.yaxis, up), *(() if from_zero else ((ax.xaxis, across),))):
             ticks = [float(t) for t in axis.get_major_locator().tick_values(low, high)]
             axis.set_ticks([t for t in ticks if low <= t <= min(high, 100.0 + 1e-9)])
-        _name_points(ax, [(short_name(g.label), s, x.mean, y.mean) for g, s, x, y in points])
+        _name_points(ax, [(short_name(g.shown), s, x.mean, y.mean) for g, s, x, y in points])
 
 
 def _points(ax: Axes, rows: Sequence[Group], x_of: Value, y_of: Value, drawn: Drawn) -> list[Point]:

@@ -1,4 +1,4 @@
-"""Did ST-FS-EB hold the paper's figures, where is it best of all, and what stands in the way elsewhere?"""
+"""Did ST-FS-EB hold the paper's figures, where is it best of the methods, and what stands in the way elsewhere?"""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from stfseb.experiments.paper.plan import task_label
 from stfseb.experiments.paper.tempered import corrupted_note
-from stfseb.report.differences import LEAST, OURS, difference_cell, difference_grid, paired_cell, too_few
-from stfseb.report.grid import Cell, Grid
+from stfseb.report.differences import OURS, difference_cell, difference_grid, has_interval, paired_cell, too_few
+from stfseb.report.grid import MISSING, Cell, Grid
 from stfseb.report.paper import about_data, beside, number_cell, signed
+from stfseb.report.records import REFERENCES, plain
+from stfseb.report.words import listed, number_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +47,7 @@ def held_grid(plans: Sequence[Plan], found: Found) -> Grid | None:
         if ours.value is None or paper is None:
             continue
         away = paper.deviations(ours.value)
-        good = _holds(ours.value, paper, quantity)
+        good = _holds(ours.value, paper, quantity) and not ours.failed
         spread = "" if paper.std is None else f" ± {paper.std:.3f}"
         cells = (
             replace(ours, below=(), rank=0),
@@ -82,6 +84,7 @@ class _Race:
     rival: Variant
     theirs: Cell
     methods: tuple[str, ...]  # all that have the number
+    fallen: tuple[str, ...]  # those that have it and learnt nothing: they do not race
     ahead: float  # positive: ours is better, by the printed digits
     difference: Cell
 
@@ -110,29 +113,24 @@ def race_grids(
         other = Cell(race.rival.label, below=theirs, runs=race.theirs.runs, seeds=race.theirs.seeds)
         cells = (replace(race.ours, below=(), rank=0), other, race.difference, _in_deviations(race))
         (best if first else behind).append((stub, cells))
-        absent = ", ".join(v.label for v in plan.variants if v.label not in race.methods)
-        if absent:
-            fewer.setdefault((stub[0], absent), []).append(quantity.title)
-    total = len(best) + len(behind)
-    said_once = (
-        (
-            "Ours minus it: mean over the seeds that both have, with the 95 % interval of the paired t test; bold "
-            "where it leaves out zero in favour of ST-FS-EB, underlined where against it. In sd: the difference of the "
-            "means in seed-to-seed standard deviations (root mean square of the two methods'). The other method is the "
-            "best of its row, picked after the fact."
-        ),
+        for who in _left_out(race, plan):
+            fewer.setdefault((stub[0], who), []).append(quantity.title)
+    rows_of_cells = [cells for _, cells in (*best, *behind)]
+    total = len(rows_of_cells)
+    explained = [_who(plans, found), *_explained(rows_of_cells)]
+    said_last = (
         *notes,
         *_data(plans, found),
-        *(f"{task}: {absent} not there to compare with ({', '.join(m)})." for (task, absent), m in fewer.items()),
+        *(f"{task}: {who} ({', '.join(m)})." for (task, who), m in fewer.items()),
     )
     sides = ((best, sure[0], "in its favour"), (behind, sure[1], "against it"))
     first_note, other_note = (
         f"{len(rows)} of {total} rows{_surely(rows, count, side)}." for rows, count, side in sides
     )
-    said_once += too_few(cells[2] for _, cells in (*best, *behind))
-    columns = ("ST-FS-EB", "{}", "Ours minus it", "In sd")
+    columns = ("ST-FS-EB", "{}", "Ours minus it", *(["In sd"] if _deviations(rows_of_cells) else []))
+    of = f"of the {number_word(len(_methods(plans)))} methods"
     found_rows = (
-        (name, "Rows where ST-FS-EB is best of all methods, or level with the best", "Next", best, first_note),
+        (name, f"Rows where ST-FS-EB is best {of}, or level with the best", "Next", best, first_note),
         (f"{name}-behind", "Rows where another method is ahead", "The best there", behind, other_note),
     )
     grids = [
@@ -140,15 +138,62 @@ def race_grids(
         for part, title, column, rows, said in found_rows
         if (grid := _grid(part, title + where, tuple(c.format(column) for c in columns), rows, (said,)))
     ]
-    return [*grids[:-1], *(replace(grid, notes=(*grid.notes, *said_once)) for grid in grids[-1:])]
+    # How to read the columns stands under the first table, what holds for both under the last.
+    grids[:1] = [replace(grid, notes=(*grid.notes, *explained)) for grid in grids[:1]]
+    return [*grids[:-1], *(replace(grid, notes=(*grid.notes, *said_last)) for grid in grids[-1:])]
+
+
+def _methods(plans: Sequence[Plan]) -> list[str]:
+    """Return the methods that the tables compare, ST-FS-EB among them."""
+    return list(dict.fromkeys(v.label for plan in plans for v in plan.variants))
+
+
+def _left_out(race: _Race, plan: Plan) -> list[str]:
+    """Say which methods of the tables are not in a race, and why."""
+    absent = listed(v.label for v in plan.variants if v.label not in race.methods)
+    fallen = listed(race.fallen)
+    words = [f"{absent} not there to compare with"] if absent else []
+    return [*words, *([f"{fallen} at chance (†) and not compared"] if fallen else [])]
+
+
+def _deviations(rows: Sequence[tuple[Cell, ...]]) -> bool:
+    """Tell whether any difference can be said in standard deviations; of single seeds none can."""
+    return any(cells[3].text not in MISSING for cells in rows)
+
+
+def _explained(rows: Sequence[tuple[Cell, ...]]) -> list[str]:
+    """Say what the columns are, and nothing of columns and intervals that are not there."""
+    words = "Ours minus it: ST-FS-EB minus that method, over the seeds that both have."
+    if has_interval(cells[2] for cells in rows):
+        words = (
+            "Ours minus it: mean over the seeds that both have, with the 95 % interval of the paired t test; bold "
+            "where it leaves out zero in favour of ST-FS-EB, underlined where against it."
+        )
+    if _deviations(rows):
+        words += (
+            " In sd: the difference of the means in seed-to-seed standard deviations (root mean square of the two "
+            "methods')."
+        )
+    words += " The other method is the best of its row, picked after the fact."
+    return [words, *too_few(cells[2] for cells in rows)]
+
+
+def _who(plans: Sequence[Plan], found: Found) -> str:
+    """Name the methods that are compared, and the reference rows beside them that are not."""
+    methods = _methods(plans)
+    rows = [str(r.get("label") or r["method"]) for r in found.records.values() if plain(r["method"]) in REFERENCES]
+    left_out = [name for name in dict.fromkeys(rows) if name not in methods]
+    also = f"; reference rows ({listed(left_out)}) are not counted" if left_out else ""
+    return f"Compared: {listed(methods)}{also}."
 
 
 def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity) -> _Race | None:
     ours = number_cell(plan, found, task, own, quantity)
-    if ours.value is None:
+    if ours.value is None or ours.failed:
         return None
     cells = [(v, number_cell(plan, found, task, v, quantity)) for v in plan.variants if v.key != own.key]
-    there = [(v, cell, cell.value) for v, cell in cells if cell.value is not None]
+    there = [(v, cell, cell.value) for v, cell in cells if cell.value is not None and not cell.failed]
+    fallen = tuple(v.label for v, cell in cells if cell.failed)
     if not there:
         return None
     sign = 1.0 if quantity.higher else -1.0
@@ -158,13 +203,13 @@ def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity)
     if difference.value is None:  # fewer than two common seeds
         said = "one seed" if ours.seeds == theirs.seeds else "of the means"
         difference = Cell(signed(ours.value - value, quantity.digits), ours.value - value, below=(said,))
-    methods = (own.label, *(v.label for v, _, _ in there))
-    return _Race(replace(ours, paper=None), rival, theirs, methods, ahead, difference)
+    methods = (own.label, *fallen, *(v.label for v, _, _ in there))
+    return _Race(replace(ours, paper=None), rival, theirs, methods, fallen, ahead, difference)
 
 
 def _surely(rows: Sequence[Row], count: int, side: str) -> str:
     """Say in how many rows the interval leaves out zero; nothing where no row has an interval."""
-    if not any(len(cells[2].seeds) >= LEAST for _, cells in rows):
+    if not has_interval(cells[2] for _, cells in rows):
         return ""
     return f"; in {count or 'none'} of them the 95 % interval leaves out zero, {side}"
 
@@ -185,10 +230,13 @@ def variant_differences(plan: Plan, found: Found, task: str) -> Grid | None:
     rows = {label: cells for label, cells in rows.items() if any(c.value is not None for c in cells)}
     if not rows:
         return None
-    note = (
-        "Mean over common seeds with the 95 % interval of the paired t test; bold where it leaves out zero in favour "
-        "of the row, underlined where against it. Of twenty such intervals about one leaves out zero by chance."
-    )
+    note = "Mean over common seeds."
+    if has_interval(cell for cells in rows.values() for cell in cells):
+        note = (
+            "Mean over common seeds with the 95 % interval of the paired t test; bold where it leaves out zero in "
+            "favour of the row, underlined where against it. Of twenty such intervals about one leaves out zero by "
+            "chance."
+        )
     return Grid(
         f"{plan.what}-{task}-differences",
         f"{plan.title}, minus {own.label}: {task_label(task)}",
@@ -218,5 +266,5 @@ def _ours(plans: Sequence[Plan]) -> Iterator[tuple[Plan, str, Variant, Quantity]
 def _grid(name: str, title: str, columns: tuple[str, ...], rows: Sequence[Row], notes: tuple[str, ...]) -> Grid | None:
     if not rows:
         return None
-    stubs, cells = tuple(stub for stub, _ in rows), tuple(cells for _, cells in rows)
+    stubs, cells = tuple(stub for stub, _ in rows), tuple(cells[: len(columns)] for _, cells in rows)
     return Grid(name, title, STUBS, columns, stubs, cells, notes, own=columns[0])

@@ -10,6 +10,7 @@ import html
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from stfseb.report.chance import notes_of
 from stfseb.report.records import (
     SHARED,
     Group,
@@ -22,9 +23,10 @@ from stfseb.report.records import (
     spread,
     title_of,
 )
+from stfseb.report.words import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
 
@@ -81,12 +83,7 @@ class Table:
         if any(cell.rank for row in self.cells for cell in row):
             lines.append("Best mean bold, second underlined; arrows point to the better direction.")
         for group in self.groups:
-            if group.collapsed:
-                seeds = ", ".join(str(s) for s in group.collapsed)
-                lines.append(
-                    f"† {group.label}: {len(group.collapsed)} of {len(group.records)} runs collapsed to a "
-                    f"constant prediction (seed {seeds}); included in the mean."
-                )
+            lines += notes_of(group.label, group.records, "included in the mean")
         return [*lines, *self.own_notes]
 
     def cut(self, most: int) -> Table:
@@ -94,8 +91,8 @@ class Table:
         return replace(self, groups=self.groups[:most], cells=self.cells[:most])
 
     def labels(self) -> list[str]:
-        """Return the row names, marked where runs collapsed."""
-        return [g.label + (" †" if g.collapsed else "") for g in self.groups]
+        """Return the row names, marked where runs learnt nothing."""
+        return [g.shown for g in self.groups]
 
     def to_markdown(self) -> str:
         """Return a Markdown table with its title and notes."""
@@ -176,7 +173,17 @@ def main_table(records: Sequence[Record]) -> Table:
     ]
     for name, sets in ood_families(records).items():
         columns.append(Column(f"AUROC {name}", _mean_metric("auroc", sets), True, 100, 2, "%"))
-    return build("main", title_of(records), records, columns)
+    table = build("main", title_of(records), records, columns)
+    return replace(table, own_notes=reference_notes(g.label for g in table.groups if g.reference))
+
+
+def reference_notes(labels: Iterable[str]) -> tuple[str, ...]:
+    """Say which rows are references; nothing where none is."""
+    names = list(dict.fromkeys(labels))
+    if not names:
+        return ()
+    rows = "a reference row" if len(names) == 1 else "reference rows"
+    return (f"{listed(names)}: {rows}, beside the methods that are compared.",)
 
 
 def ood_table(records: Sequence[Record], name: str, sets: Sequence[str]) -> Table:
@@ -218,24 +225,26 @@ def build(name: str, title: str, records: Sequence[Record], columns: Sequence[Co
     rows = groups(records)
     spreads = [[spread([c.value(r) for r in g.records]) for g in rows] for c in columns]
     kept = [i for i, found in enumerate(spreads) if any(s is not None for s in found)]
-    by_column = [_cells(columns[i], spreads[i]) for i in kept]
+    by_column = [_cells(columns[i], spreads[i], [g.failed for g in rows]) for i in kept]
     cells = tuple(tuple(column[j] for column in by_column) for j in range(len(rows)))
     return Table(name, title, tuple(columns[i] for i in kept), tuple(rows), cells)
 
 
-def _cells(column: Column, spreads: Sequence[Spread | None]) -> list[Cell]:
+def _cells(column: Column, spreads: Sequence[Spread | None], failed: Sequence[bool]) -> list[Cell]:
+    """Return a column's cells with their ranks; rows of runs that learnt nothing have none."""
     printed = [None if s is None else round(s.mean * column.scale, column.digits) for s in spreads]
-    values = sorted({p for p in printed if p is not None}, reverse=bool(column.higher))
+    standing = {p for p, out in zip(printed, failed, strict=True) if p is not None and not out}
+    values = sorted(standing, reverse=bool(column.higher))
     marked = column.higher is not None and len(values) > 1  # nothing is best where nothing differs
     cells = []
-    for found, shown in zip(spreads, printed, strict=True):
+    for found, shown, out in zip(spreads, printed, failed, strict=True):
         if found is None or shown is None:
             cells.append(Cell("", None))
             continue
         text = f"{shown:.{column.digits}f}"
         if found.std is not None:
             text += f" ± {found.std * column.scale:.{column.digits}f}"
-        place = values.index(shown) + 1
+        place = 0 if out else values.index(shown) + 1
         rank = place if marked and place <= 2 else 0
         cells.append(Cell(text, found.mean * column.scale, rank))
     return cells
