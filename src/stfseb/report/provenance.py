@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# What null says in a record's settings: the method's own value, where that has a name of its own.
+_DEFAULTS = {
+    "dof_function": "as dof",
+    "dof_weights": "as dof",
+    "features": "the input of the last Linear",
+    "prior_mean": "zero",
+    "vectorise": "by device",
+    "subset_classes": "none",
+}
+
+
 def data_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return every distinct split that runs were made from."""
     seen: dict[tuple[str, str], dict[str, Any]] = {}
@@ -69,20 +80,29 @@ def run_details(record: Record) -> dict[str, Any]:
         "seed": record.get("seed", 0),
         "collapsed": _failure(record),
         "parts": {
-            "Settings": record.get("settings") or {},
-            "Training": record.get("training") or {},
+            "Settings": {k: _or(v, _DEFAULTS.get(k, "the default")) for k, v in (record.get("settings") or {}).items()},
+            "Training": {k: _or(v, "none") for k, v in (record.get("training") or {}).items()},
             **({"Context": context} if context else {}),
-            "Code": record.get("code") or {},
-            "Machine": record.get("machine") or {},
+            "Code": {k: _or(v, "not known") for k, v in (record.get("code") or {}).items()},
+            "Machine": {k: _or(v, "not known") for k, v in (record.get("machine") or {}).items()},
             "Outcome": {
                 "epochs run": len(record.get("history") or []) or None,
-                "best epoch": record.get("best_epoch"),
-                "seconds": record.get("seconds"),
-                "peak memory, MB": record.get("peak_memory_mb"),
-                "runs at a time on the device": record.get("together"),
+                "best epoch": _measured(record, "best_epoch"),
+                "seconds": _measured(record, "seconds"),
+                "peak memory, MB": _measured(record, "peak_memory_mb"),
+                "runs at a time on the device": _measured(record, "together"),
             },
         },
     }
+
+
+def _or(value: Any, words: str) -> Any:
+    return words if value is None else value
+
+
+def _measured(record: Record, key: str) -> Any:
+    """Return an outcome; what was written down as nothing was not measured, what is absent was not recorded."""
+    return _or(record[key], "not measured") if key in record else None
 
 
 def _failure(record: Record) -> str:
