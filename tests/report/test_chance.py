@@ -13,6 +13,7 @@ from stfseb.report import tables
 from stfseb.report.cards import cards_of
 from stfseb.report.chance import learnt_nothing, notes_of
 from stfseb.report.paper import Found, paper_grids
+from stfseb.report.shifts import corruption_grids
 from stfseb.report.standing import held_grid, race_grids
 
 
@@ -116,3 +117,19 @@ def test_times_of_networks_at_chance_are_times():
     (grid,) = paper_grids(plan, Found({r["id"]: r for r in records}))
     assert not any("†" in cell.text for row in grid.cells for cell in row)
     assert any(cell.rank == 1 for row in grid.cells for cell in row)
+
+
+def test_corrupted_images_rank_none_that_learnt_nothing():
+    _, records = made("table2", ask=asked("mnist", methods=("stfseb", "map", "mfvi"), seeds=(0,)))
+    for record in records:
+        if record["method"] == "map":
+            record["history"] = [{"epoch": 1, "validation_nll": 2.4}]
+            for found in record["parts"]["corruption"]["sets"].values():
+                found["auroc"] = 0.99
+    by_severity, *by_type = corruption_grids(records)
+    (place,) = [i for i, stub in enumerate(by_severity.rows) if stub == ("MAP †",)]
+    assert not any(cell.rank for cell in by_severity.cells[place])
+    for grid in by_type:
+        assert not any(row[grid.columns.index("MAP †")].rank for row in grid.cells)
+    for grid in (by_severity, *by_type):
+        assert any(note.startswith("† MAP: the only run is at chance") for note in grid.notes)

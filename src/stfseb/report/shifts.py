@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stfseb.report.chance import notes_of
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.records import Group, Record, groups, spread, title_of
 from stfseb.report.style import PAPER, look, plain_ticks, short_name, styled
@@ -124,14 +125,15 @@ def corruption_grids(records: Sequence[Record]) -> list[Grid]:
     for key in ("auroc", "acc"):
         means = [[_cell(_mean(g, key, kind=kind), g, 100.0, 2) for g in rows] for kind in kinds]
         by_type[key] = tuple(tuple(_marked(row, 2, True)) for row in means)
-    own = next((g.label for g in rows if g.ours), "")
+    own = next((g.shown for g in rows if g.ours), "")
     down = tuple(tuple(column[i] for column in cells) for i in range(len(rows)))
     notes = tuple(dict.fromkeys(f"{suite}: {n}." for g in rows for p in _corrupted(g) for n in p.get("notes") or []))
+    fallen = tuple(line for g in rows for line in notes_of(g.label, g.records, "included in the mean"))
     return [
         Grid("corruptions", f"{title}: {suite}, mean over {len(kinds)} types", ("Method",), tuple(columns),
-             tuple((g.label,) for g in rows), down, (_READ_TOGETHER, *notes), own=own, sortable=True),
-        *(Grid(name, f"{title}: {words} by type, %", ("Type",), tuple(g.label for g in rows),
-               tuple((k.replace("_", " "),) for k in kinds), by_type[key], (), own=own, sortable=True)
+             tuple((g.shown,) for g in rows), down, (_READ_TOGETHER, *notes, *fallen), own=own, sortable=True),
+        *(Grid(name, f"{title}: {words} by type, %", ("Type",), tuple(g.shown for g in rows),
+               tuple((k.replace("_", " "),) for k in kinds), by_type[key], fallen, own=own, sortable=True)
           for name, key, words in (
               ("corruption-types", "auroc", "AUROC of clean against corrupted images"),
               ("corruption-accuracy", "acc", "accuracy on corrupted images"),
@@ -163,7 +165,8 @@ def _cell(values: Sequence[float], group: Group, scale: float, digits: int) -> C
     if found.std is not None:
         text += f" ± {scale * found.std:.{digits}f}"
     ids = tuple(str(r.get("id", "")) for r in group.records if (r.get("parts") or {}).get("corruption"))
-    return Cell(text, scale * found.mean, None if found.std is None else scale * found.std, runs=ids)
+    fallen = tuple(group.collapsed) if group.failed else ()  # of these none is ranked
+    return Cell(text, scale * found.mean, None if found.std is None else scale * found.std, collapsed=fallen, runs=ids)
 
 
 def _marked(cells: Sequence[Cell], digits: int, higher: bool) -> list[Cell]:
