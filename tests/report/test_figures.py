@@ -120,6 +120,25 @@ def test_names_lose_what_stands_in_brackets_before_they_are_cut():
     assert len(short_name("a name without any brackets in it at all")) == 28
 
 
+def test_lines_above_the_frame_of_the_validation_loss_are_named_with_their_height(records):
+    def ending(method, *values):
+        history = [{"epoch": e, "validation_nll": v} for e, v in enumerate(values, 1)]
+        base = {"task": "t", "method": method, "label": method, "metrics": {"acc": 0.5}, "seed": 0}
+        return base | {"history": history, "best_epoch": 2}
+
+    low = [ending(m, 1.1, 1.0) for m in ("stfseb", "fseb", "gfsvi", "mfvi")]
+    figure = figures.validation([*low, ending("mcdropout", 1.52, 1.8), ending("map", 1.68, 2.25)])
+    (ax,) = figure.axes
+    (said,) = [t.get_text() for t in ax.texts]
+    top = ax.get_ylim()[1]
+    assert said.startswith("above the frame: ")
+    assert ("mcdropout" in said) == (top < 1.8)
+    assert "map (up to 2.25)" in said
+    # First epochs above the frame are why the frame ends where it does; their runs come down into it.
+    (calm,) = figures.validation([ending("map", *([9.0] + 20 * [1.0]))]).axes
+    assert not calm.texts
+
+
 def test_diverged_epochs_and_unknown_methods_are_drawn_around():
     history = [{"epoch": 1, "validation_nll": 2.0, "data": 1.0}, {"epoch": 2, "validation_nll": float("nan")}]
     record = {"task": "t", "method": "new one", "label": "_new", "metrics": {"acc": 0.5}, "history": history}

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
 from stfseb.report import write_report
 
@@ -145,6 +146,33 @@ def test_runs_with_other_context_images_are_told_apart(records, tmp_path, other,
     assert "do not all have the same context images" in text
     assert "set glyphs , images 50 , fingerprint g" in text
     assert named in text
+
+
+def test_a_setting_at_its_default_is_said_and_only_what_is_absent_is_not_recorded(records, tmp_path):
+    record = copy.deepcopy(records[0])
+    record["settings"] = {"dof": 5.0, "dof_function": None, "features": None, "prior_mean": None, "vectorise": None}
+    record["training"] = {"epochs": 15, "patience": None}
+    record["peak_memory_mb"] = None
+    del record["seconds"]
+    _, text = read(write_report([record], tmp_path, "t"))
+    assert "dof_function as dof" in text
+    assert "features the input of the last Linear" in text
+    assert "prior_mean zero" in text
+    assert "vectorise by device" in text
+    assert "patience none" in text
+    assert "peak memory, MB not measured" in text
+    assert "seconds not recorded" in text
+    assert text.count("not recorded") == 2  # the seconds, and whether other runs had the device
+
+
+def test_another_training_than_the_tasks_is_set_beside_it(records, tmp_path):
+    task = load_task("mini")
+    short = [r | {"training": task.training | {"epochs": 2}} for r in copy.deepcopy(records)]
+    _, text = read(write_report(short, tmp_path, "t"))
+    assert f"Trained with epochs 2 instead of the task's own {task.training['epochs']}." in text
+    usual = [r | {"training": dict(task.training)} for r in short]
+    _, text = read(write_report(usual, tmp_path, "t"))
+    assert "the task's own" not in text
 
 
 def test_bare_records_make_a_page(tmp_path):

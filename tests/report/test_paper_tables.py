@@ -173,7 +173,20 @@ def test_mini_has_no_column_of_the_paper():
     _, records = made("table1", ask=ask)
     grid = table("table1", records, ask)
     assert all(c.paper is None and not c.below for row in grid.cells for c in row)
-    assert not any("paper" in note for note in grid.notes)
+    assert "mini is not in the paper: there are no figures to set beside these." in grid.notes
+    assert sum("paper" in note for note in grid.notes) == 1
+
+
+def test_only_tasks_that_the_paper_lacks_are_said_to_have_no_figures():
+    ask = asked("mnist", "mini", methods=("stfseb", "map"), seeds=(0,))
+    _, records = made("table1", ask=ask)
+    (note,) = [note for note in table("table1", records, ask).notes if "not in the paper" in note]
+    assert note.startswith("mini is")
+
+
+def test_columns_have_one_order_whatever_the_order_asked_for():
+    ask = asked("mini", methods=("ensemble", "map", "stfseb"), seeds=(0,))
+    assert [v.key for v in make_plan("table1", ask).variants] == ["stfseb", "map", "ensemble"]
 
 
 def test_train_context_is_set_beside_the_papers_train_row():

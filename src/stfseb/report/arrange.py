@@ -17,6 +17,7 @@ from stfseb.report.records import by_task, plain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from stfseb.data.tasks import Task
     from stfseb.report.records import Record
 
 
@@ -36,10 +37,10 @@ def arranged(records: Sequence[Record]) -> dict[str, Arranged]:
 
 
 def _arranged(task: str, records: Sequence[Record]) -> Arranged:
+    known = load_task(task) if task in task_names() else None
     jobs = [r for r in records if r.get("job")]
     if not jobs:
-        return Arranged(list(records), [], {})
-    known = load_task(task) if task in task_names() else None
+        return Arranged(list(records), [], _changed(known, [dict(r.get("training") or {}) for r in records]))
     presets = {} if known is None else {plain(k): v for k, v in known.presets.items()}
     usual: dict[str, dict[str, Any]] = {}  # the settings of a method's main runs: the preset's, else the most frequent
     for method in dict.fromkeys(r["method"] for r in jobs):
@@ -65,8 +66,14 @@ def _arranged(task: str, records: Sequence[Record]) -> Arranged:
             main.append(_named(record, _changes(presets[plain(method)], usual[method])))
         else:
             main.append(record)
-    changed = {} if known is None else {k: v for k, v in training.items() if known.training.get(k) != v}
-    return Arranged(main, others, changed, context)
+    return Arranged(main, others, _changed(known, [training]), context)
+
+
+def _changed(known: Task | None, ways: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what runs that were all trained alike change of the task's training."""
+    if known is None or any(way != ways[0] for way in ways):
+        return {}
+    return {k: v for k, v in ways[0].items() if known.training.get(k) != v}
 
 
 def _differences(record: Record, base: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ global state is involved.
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from stfseb.report.scatter import Value, scatter
 from stfseb.report.style import FAMILIAR, INK, MUTED, UNFAMILIAR, look, short_name, styled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -172,6 +173,7 @@ def validation(records: Sequence[Record]) -> Figure | None:
     with styled():
         figure, (ax,) = panels(1, columns=1, width=6.2, height=3.5)
         lowest = []
+        ends: dict[str, float] = {}  # the highest of what a method's lines end at, or keep
         for place, group in enumerate(found):
             style = look(group.method, place)
             for number, record in enumerate(r for r in group.records if r.get("history")):
@@ -179,17 +181,20 @@ def validation(records: Sequence[Record]) -> Figure | None:
                 if not epochs:
                     continue
                 lowest.extend(values)
+                ends[group.label] = max(ends.get(group.label, 0.0), values[-1])
                 label = short_name(group.label) if number == 0 else None
                 width = 2.2 if style["ours"] else 1.4
                 ax.plot(epochs, values, color=style["color"], linewidth=width, zorder=style["zorder"], label=label)
                 if record.get("best_epoch") in epochs:
                     best = epochs.index(record["best_epoch"])
+                    ends[group.label] = max(ends.get(group.label, 0.0), values[best])
                     ax.plot(epochs[best], values[best], "o", color=style["color"], markersize=6, zorder=6)
         if not lowest:
             return None
         # The first epochs would squeeze the part where methods differ.
         top = max(np.quantile(lowest, 0.9), min(lowest) * 1.5)
         ax.set_ylim(min(lowest) - 0.06 * (top - min(lowest)), top)
+        _name_above(ax, {short_name(label): value for label, value in ends.items() if value > top})
         ax.set_xlabel("epoch")
         ax.set_ylabel("validation NLL, nats")
         _whole_numbers(ax)
@@ -285,6 +290,15 @@ def _curve(record: Record, key: str) -> tuple[list[int], list[float]]:
     rows = [(row["epoch"], row[key]) for row in record.get("history") or [] if row.get(key) is not None]
     finite = [(int(e), float(v)) for e, v in rows if math.isfinite(v)]
     return [e for e, _ in finite], [v for _, v in finite]
+
+
+def _name_above(ax: Axes, ends: Mapping[str, float]) -> None:
+    """Name the lines that end above the frame, with how high they go: they would be missing without a word."""
+    if not ends:
+        return
+    words = ", ".join(f"{label} (up to {value:.2f})" for label, value in ends.items())
+    said = textwrap.fill(f"above the frame: {words}", 78)
+    ax.text(0, 1.02, said, transform=ax.transAxes, ha="left", va="bottom", color=MUTED, fontsize=9)
 
 
 def _whole_numbers(ax: Axes) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stfseb.data.tasks import task_names
+from stfseb.data.tasks import load_task, task_names
 from stfseb.files import replacing
 from stfseb.report import figures, shifts, tables
 from stfseb.report.arrange import Arranged, arranged
@@ -20,6 +20,7 @@ from stfseb.report.provenance import data_rows, run_details, setting_in_words, w
 from stfseb.report.records import SHARED, Record, check, groups, missing_sets, ood_families, shared_device, title_of
 from stfseb.report.search_section import search_section
 from stfseb.report.style import inline_svg, rendered
+from stfseb.report.words import listed
 
 if TYPE_CHECKING:
     import os
@@ -209,9 +210,18 @@ def _said(records: Sequence[Record]) -> list[str]:
 
 def _conditions(entry: Arranged) -> list[str]:
     """Say how the runs above were trained, where that is not the task's own way."""
-    words = [f"{name.replace('_', ' ')} {setting_in_words(value)}" for name, value in entry.training.items()]
-    words += [f"context {entry.context}"] if entry.context else []
-    return [f"Not the task's own training: {', '.join(words)}"] if words else []
+    own = load_task(entry.main[0]["task"]).training if entry.training else {}
+    words = []
+    for name, value in entry.training.items():
+        usual = f"the task's own {_trained(own[name])}" if name in own else "the default"
+        words.append(f"{name.replace('_', ' ')} {_trained(value)} instead of {usual}")
+    lines = [f"Trained with {listed(words)}"] if words else []
+    return lines + ([f"Context: {entry.context}, not the task's own"] if entry.context else [])
+
+
+def _trained(value: Any) -> str:
+    """Return a setting of training in words; null is one, too: no patience, say."""
+    return "none" if value is None else setting_in_words(value)
 
 
 def _others(entry: Arranged, slug: str, files: dict[Path, bytes]) -> dict[str, Any] | None:

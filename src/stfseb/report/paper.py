@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
-from stfseb.experiments.paper.plan import task_label
+from stfseb.experiments.paper.plan import TASKS, task_label
 from stfseb.experiments.paper.quantities import SET_NAMES
 from stfseb.methods.calibrated import AVERAGE
 from stfseb.report.chance import learnt_nothing, notes_of
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper_numbers import Printed, errata, printed
 from stfseb.report.records import shared
+from stfseb.report.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from stfseb.experiments.paper import Plan, Quantity, Variant
     from stfseb.report.records import Record
 
+_OF_THE_PAPER = ("table1", "table2", "dof", "context-number", "context-source", "efficiency")
 NOT_ALONE = "not alone"  # in place of a cost
 _TAILS_END = 20.0  # the largest 1/dof that evaluation/tails.py fits
 
@@ -245,7 +247,7 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
         words.append("Best mean bold, second underlined; arrows point to the better direction.")
     if any(c.paper for c in cells):
         words.append("sd: how far ours lies above the paper's figure, in the paper's standard deviations.")
-    lines = [*([" ".join(words)] if words else []), *plan.notes]
+    lines = [*([" ".join(words)] if words else []), *_about_absent(plan, tasks), *plan.notes]
     for task in tasks:
         for variant in plan.variants:
             records = found.of(plan, task, variant)
@@ -263,6 +265,15 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
     if any(c.paper for c in cells):
         lines.extend(_about_paper(plan, tasks))
     return tuple(lines)
+
+
+def _about_absent(plan: Plan, tasks: Sequence[str]) -> list[str]:
+    """Say which tasks the paper does not have, under the tables that it has."""
+    if plan.what.removesuffix("-retuned") not in _OF_THE_PAPER:
+        return []
+    ours = [task_label(task) for task in tasks if task not in TASKS]
+    verb = "is" if len(ours) == 1 else "are"
+    return [f"{listed(ours)} {verb} not in the paper: there are no figures to set beside these."] if ours else []
 
 
 def _about_temperature(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:

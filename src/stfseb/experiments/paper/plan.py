@@ -193,8 +193,9 @@ def cell(task: str, variant: Variant, asked: Asked) -> tuple[Job, ...]:
 
 
 def methods_of(asked: Asked, default: Sequence[str] = METHODS) -> list[str]:
-    """Return the keys of the methods, each once, or the default ones."""
-    return list(dict.fromkeys(key_of(name) for name in asked.methods or default))
+    """Return the keys of the methods, each once, or the default ones, in the order that all tables have."""
+    keys = dict.fromkeys(key_of(name) for name in asked.methods or default)
+    return sorted(keys, key=lambda key: METHODS.index(key) if key in METHODS else len(METHODS))
 
 
 def corruption_parts(task: Task) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.ablations import DOFS, dof_key, dof_label
 from stfseb.experiments.paper.ablations import plan as plan_at_fixed_tau
-from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, cell
+from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble, cell, task_label
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FACTORS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _NOTE = (
@@ -39,7 +39,7 @@ def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]]) -> Plan
     base = plan_at_fixed_tau("dof", asked)
     first = replace(asked, seeds=asked.seeds[:1])
     variants: dict[str, list[Variant]] = {}
-    chosen = []
+    chosen: dict[str, list[str]] = {}  # by task
     for task in base.tasks:
         variants[task] = []
         for dof in DOFS:
@@ -47,7 +47,7 @@ def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]]) -> Plan
             if best is not None:
                 label = dof_label(dof)
                 variants[task].append(Variant(dof_key(dof), label, "stfseb", best.settings))
-                chosen.append(f"{load_task(task).title}, {label}: {best.settings['tau2']:g}")
+                chosen.setdefault(task_label(task), []).append(f"{best.settings['tau2']:g} at {label}")
     return assemble(
         "dof-retuned",
         "Degrees of freedom, tau2 chosen anew for each",
@@ -56,8 +56,14 @@ def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]]) -> Plan
         variants,
         base.quantities,
         base.parts,
-        notes=(_NOTE, f"Chosen tau2: {'; '.join(chosen)}.") if chosen else (_NOTE,),
+        notes=(_NOTE, *_said(chosen)),
     )
+
+
+def _said(chosen: Mapping[str, Sequence[str]]) -> list[str]:
+    """Name the choices, each task once."""
+    words = [f"{task}: {', '.join(values)}" for task, values in chosen.items()]
+    return [f"Chosen tau2: {'; '.join(words)} (dof)."] if words else []
 
 
 def validation_nll(record: Mapping[str, Any]) -> float:
