@@ -161,3 +161,8 @@ def test_a_card_that_is_not_there_is_refused_before_anything_is_written(jobs, tm
     assert run_module.usable_device("cuda:1") == "cuda:1"
     with pytest.raises(StfsebError, match="device 'cuda:x' cannot be used here"):
         run_module.usable_device("cuda:x")
+
+
+def test_the_record_says_how_many_classes_there_are(tiny, tmp_path):
+    job = make_job(tiny, "map")
+    assert perform(job, tmp_path, job.load(), device="cpu")["classes"] == job.load().task.classes

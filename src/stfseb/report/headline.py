@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 TITLE = "Accuracy against telling unfamiliar images apart"
 CAPTION = (
     "Right is more accurate on test images, up is better at noticing unfamiliar ones (AUROC, mean over sets). "
-    "Means over seeds, bars one sample standard deviation. The star drawn in outline is the paper's own result for ST-FS-EB."
+    "Means over seeds, bars one sample standard deviation. The star drawn in outline is the paper's own result for "
+    "ST-FS-EB."
 )
 _LEAST = (0.8, 3.0)  # a frame is at least so wide and high, in percent: seed noise must not look like a difference
 _COLUMNS = 3
