@@ -53,9 +53,14 @@ def summary(found: Status) -> str:
     """Return the whole folder in a line."""
     counts = found.counts
     line = ", ".join(f"{counts[state]} {state}" for state in counts) + f" of {len(found.runs)} runs"
+    if found.queued:
+        line += f"; {found.queued} of those left {'waits' if found.queued == 1 else 'wait'} for a Dask worker"
     if (counts["left"] or counts["running"]) and found.seconds_left is not None:
-        at_a_time = max(1, counts["running"])
-        line += f"; about {_time(found.seconds_left)} more, {at_a_time} at a time"
+        if found.seconds_left >= 1:
+            line += f"; about {_time(found.seconds_left)} more, {max(1, counts['running'])} at a time"
+        elif counts["running"]:  # by what others have taken they were to be done by now
+            which = "the one under way takes" if counts["running"] == 1 else "those under way take"
+            line += f"; {which} longer than such runs have taken"
     if counts["failed"]:
         line += "; --failures shows the tracebacks"
     return line

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from stfseb.experiments import claims
 from stfseb.experiments.executors import run_jobs
 from stfseb.experiments.executors.log import read_log
 from stfseb.experiments.jobs import make_job
+from stfseb.experiments.status import status
 
 pytestmark = [
     pytest.mark.slow,
@@ -271,7 +273,80 @@ def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tin
     assert share[0] < 0.02 * slower  # this thread's own looking included
 
 
-def test_nobody_at_the_address_is_said(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("stfseb.experiments.executors.dask.PATIENCE", "2s")
+def test_nobody_at_the_address_is_said_and_nothing_is_planned(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("stfseb.experiments.executors.dask_client.PATIENCE", 2.0)
     with pytest.raises(StfsebError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*is it running"):
         run([make_job(tiny, "map")], tmp_path, "tcp://127.0.0.1:9")
+    with socket.socket() as mute:  # takes connections and never says a word
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        there = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(StfsebError, match=rf"answers at {there} \(no answer within 2 s\): is it running"):
+            run([make_job(tiny, "map")], tmp_path, there)
+    assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "http://127.0.0.1:8787", "tcp://127.0.0.1:99999", ":8786"])
+def test_an_address_that_cannot_be_is_one_line_at_once(address, tmp_path):
+    """In a process of its own, to whose end it belongs that nothing is left to be waited for."""
+    words = ["table1", "--tasks", "mini", "--epochs", "1", "--executor", "dask", "--address", address]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "stfseb", "paper", *words, "--out", str(tmp_path / "results")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"stfseb: error: --address {address} cannot be used (")
+    assert line.endswith("give that of a scheduler, --address tcp://HOST:8786")
+    assert time.perf_counter() - began < 20 * slowness()  # not the 30 s of a client that nobody closed
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_client_that_fails_leaves_nothing_to_its_end(monkeypatch):
+    """It passes what is looked at before a client is made, and its scheduler is gone."""
+    code = """
+import sys
+from stfseb.experiments.executors import dask_client
+dask_client.PATIENCE, dask_client._listen = 1.0, lambda address: None
+try:
+    dask_client.connect(sys.argv[1])
+except dask_client.StfsebError as error:
+    print(error)
+"""
+    for address in ("tls://127.0.0.1:9", "tcp://127.0.0.1:9"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, address], capture_output=True, text=True, check=False, timeout=25 * slowness()
+        )
+        assert done.stdout.startswith(f"no Dask scheduler answers at {address} (")
+        assert not done.stderr
+
+
+def test_status_tells_the_queue_from_what_is_trained_and_a_lost_worker_is_said(tiny, tmp_path):
+    folder, results = tmp_path / "cluster", tmp_path / "results"
+    folder.mkdir()
+    jobs = [make_job(tiny, "map", seed, training={"epochs": 700}) for seed in range(6)]
+    seen = []
+    with cluster(folder) as dask:
+
+        def disturb():
+            wait_for(lambda: results.exists() and len(status(results).of("running")) == 2)
+            wait_for(lambda: all(run.epoch for run in status(results).of("running")))
+            seen.append(status(results))
+            dask.workers["alice"].send_signal(signal.SIGKILL)
+            dask.start_worker("carol")
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        outcome, said = run(jobs, results, dask.address)
+        thread.join()
+    assert len(outcome.done) == 6
+    (found,) = seen
+    assert (found.counts["running"], found.counts["left"], found.queued) == (2, 4, 4)
+    assert len({one.who["worker"] for one in found.of("running")}) == 2
+    assert all(one.who["process"] != os.getpid() for one in found.of("running"))
+    (line,) = [line for line in said if "was lost" in line]
+    assert re.search(r"tiny map seed \d.*: its Dask worker, tcp://127.0.0.1:\d+, was lost: another takes", line)

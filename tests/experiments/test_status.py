@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 
 import pytest
@@ -12,9 +13,11 @@ import torch
 from search_helpers import plan, trial
 from typer.testing import CliRunner
 
+from stfseb.commands_status import summary
 from stfseb.errors import StfsebError
 from stfseb.experiments import claims, study_count
 from stfseb.experiments.executors import run_jobs
+from stfseb.experiments.executors.dask_held import BEGUN, QUEUED
 from stfseb.experiments.executors.plan import planned
 from stfseb.experiments.executors.plan_file import PLAN, write_plan
 from stfseb.experiments.jobs import make_job
@@ -142,6 +145,32 @@ def test_states(folder):
     assert "sigma" in runs[wrong.name].error
     assert runs[wrong.name].attempt == 1
     assert runs[rest[1].name].state == "left"
+
+
+def test_what_a_dask_worker_has_not_begun_is_left_and_no_time_of_its_own(folder, tmp_path):
+    results, *_, rest = folder
+    checkpoint.write(tmp_path / "scratch", {"a": torch.zeros(3)}, {"epoch": 6, "steps": 0})
+    queued = {"executor": "dask", "state": QUEUED}
+    with (
+        claims.claim(rest[0].folder(results), **queued) as begun,
+        claims.claim(rest[1].folder(results), **queued),
+    ):
+        begun.say(state=BEGUN, host="far", process=7, checkpoint=str(tmp_path / "scratch"), since=time.time() - 5)
+        found = status(results)
+        text = command(results)
+        begun.say(state=QUEUED)  # its worker was lost
+        assert status(results).counts["running"] == 0
+    runs = by_name(found)
+    assert (found.counts["running"], found.counts["left"], found.queued) == (1, 2, 1)
+    running = runs[rest[0].name]
+    assert (running.state, running.epoch) == ("running", 6)
+    assert 5 <= running.seconds < 100
+    assert "far, process 7 (Dask)" in text
+    assert "2 left of 5 runs; 1 of those left waits for a Dask worker; about" in text
+    for run in found.runs:  # one that takes much longer than the one that is done, and no other is left
+        run.seconds = 1.0 if run.state == "done" else 50.0
+        run.state = "failed" if run.state == "left" else run.state
+    assert "0 left of 5 runs; the one under way takes longer than such runs have taken; " in summary(found)
 
 
 def test_time_left_is_that_of_runs_of_the_kind(folder):

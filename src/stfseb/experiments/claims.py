@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
@@ -36,6 +36,17 @@ class Claim:
     path: Path
     handle: int
     shared: bool = True  # others see it
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, **more: Any) -> None:
+        """Say more, or something else, to those who look."""
+        self.said.update(more)
+        if self.handle < 0:
+            return
+        text = json.dumps(self.said).encode()
+        with suppress(OSError):  # a full disk must not stop a claim
+            os.pwrite(self.handle, text, 0)
+            os.ftruncate(self.handle, len(text))
 
     def release(self) -> None:
         """Let others have the folder."""
@@ -74,13 +85,11 @@ def claim(folder: Path, **said: Any) -> Claim | None:
         if not leads_to(path, handle):  # its last holder has removed it meanwhile
             os.close(handle)
             continue
-        about = {"host": socket.gethostname(), "process": os.getpid(), "since": round(time.time(), 1), **said}
-        with suppress(OSError):  # a full disk must not stop a claim
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(about).encode(), 0)
+        held = Claim(path, handle, shared)
+        held.say(host=socket.gethostname(), process=os.getpid(), since=round(time.time(), 1), **said)
         if shared:
             _sweep(folder)
-        return Claim(path, handle, shared)
+        return held
 
 
 def holder(folder: Path) -> dict[str, Any] | None:

@@ -10,19 +10,18 @@ import json
 import re
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments import claims
+from stfseb.experiments.executors.dask_held import QUEUED
 from stfseb.experiments.executors.failures import read_failure
 from stfseb.experiments.executors.log import read_log
 from stfseb.experiments.executors.plan_file import read_plan
 from stfseb.experiments.study_count import count_trials
 from stfseb.files import read_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STATES = ("done", "running", "failed", "left")
 _LARGEST_HEADER = 1 << 26
@@ -81,6 +80,11 @@ class Status:
     def counts(self) -> dict[str, int]:
         """How many runs are in each state."""
         return {state: len(self.of(state)) for state in STATES}
+
+    @property
+    def queued(self) -> int:
+        """How many of those that are left wait for a Dask worker."""
+        return sum(bool(run.who) for run in self.of("left"))
 
     @property
     def seconds_left(self) -> float | None:
@@ -164,12 +168,13 @@ def _look(name: str, folder: Path, planned: dict[str, Any], took: float | None) 
         run.attempt, run.error = int(failure.get("attempt", 1)), str(failure.get("error", ""))
         run.traceback = str(failure.get("traceback", ""))
     if held is not None:
-        run.state, run.who = "running", held
+        run.state, run.who = ("left" if held.get("state") == QUEUED else "running"), held
         run.seconds = max(0.0, time.time() - float(held.get("since", time.time())))
     elif failure is not None:
         run.state = "failed"
     if not recorded:
-        run.epoch = _epochs_in(folder / "checkpoint")
+        # A Dask worker trains in a folder of its own, which may be on this machine too.
+        run.epoch = _epochs_in(Path(run.who.get("checkpoint") or folder / "checkpoint"))
     return run
 
 

@@ -70,6 +70,10 @@ def run_jobs(
         raise StfsebError(f"--address {address} is of a Dask scheduler: give --executor dask with it")
     if device is not None and address is None:  # the devices of a cluster are its workers' own
         usable_device(device)
+    if address is not None:
+        from stfseb.experiments.executors.dask_client import check_address
+
+        check_address(address)
     began, cpu = time.perf_counter(), time.process_time()
     shared: dict[str, Any] = {
         "device": device,
@@ -83,7 +87,7 @@ def run_jobs(
     ledger = Ledger(everything, announce, retry_failed=retry_failed, retries=retries)
     in_runs = 0.0
     if ledger.waiting:
-        write_plan(results, everything)
+        shared["ready"] = lambda: write_plan(results, everything)  # what nobody can do is no plan
         with ledger.stoppable():
             if executor == "dask":
                 from stfseb.experiments.executors.dask import run_on_dask

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments import claims
+from stfseb.experiments.executors.dask_client import connect, dask_modules, leave
+from stfseb.experiments.executors.dask_held import QUEUED, Held
 from stfseb.experiments.executors.dask_task import clear, do_runs
 from stfseb.experiments.executors.failures import FAILURE, describe, forget_failure, write_failure
 from stfseb.experiments.executors.local import request
@@ -21,14 +23,13 @@ from stfseb.experiments.jobs import RECORD
 from stfseb.files import write_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from stfseb.experiments.executors.ledger import Ledger
     from stfseb.experiments.executors.plan import Planned
 
 IN_FLIGHT = 128  # tasks that the scheduler has at a time, so that an elastic cluster sees how much there is
-PATIENCE = "15s"  # for a scheduler's first answer
 REMEMBERED = 256  # runs that a task says are recorded
 QUIET = {  # a driver that only waits has no need to look at itself fifty times a second
     "distributed.admin.tick.interval": "1s",
@@ -50,13 +51,13 @@ def run_on_dask(
     width: int,
     alone: bool = False,
     progress: bool,
+    ready: Callable[[], None],
 ) -> None:
-    """Do what waits in the ledger on a cluster: the one at `address`, or one on this machine."""
-    try:
-        import dask
-        import distributed
-    except ImportError as error:
-        raise StfsebError("--executor dask needs Dask: pip install 'stfseb[dask]'") from error
+    """Do what waits in the ledger on a cluster: the one at `address`, or one on this machine.
+
+    `ready` is called once there is a scheduler.
+    """
+    dask, distributed = dask_modules()
     _allow_many_claims()
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(QUIET))
@@ -65,12 +66,13 @@ def run_on_dask(
         if address is None:
             target, cards = _cluster(distributed, 1 if alone else processes, device, width)
             stack.callback(target.close)
-        client = _connect(distributed, target)
-        stack.callback(_leave, client)
+        client = connect(target)
+        stack.callback(leave, client)
+        ready()
         driver = _Driver(ledger, client, distributed, device, data_folder, width, cards)
         if alone:
             driver.at_once = 1
-        stack.callback(driver.let_go)
+        stack.callback(driver.held.release_all)
         with View(ledger, show=progress, slots=driver.slots):
             for _ in ledger.rounds():
                 driver.run()
@@ -106,18 +108,6 @@ def _cluster(distributed: Any, processes: int | None, device: str | None, width:
     return cluster, cards
 
 
-def _connect(distributed: Any, target: Any) -> Any:
-    try:
-        return distributed.Client(target, set_as_default=False, timeout=PATIENCE)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise StfsebError(f"no Dask scheduler answers at {target} ({error}): is it running?") from error
-
-
-def _leave(client: Any) -> None:
-    with suppress(Exception):  # the scheduler may be gone
-        client.close(timeout=2)
-
-
 class _Driver:
     """Keeps the scheduler supplied with tasks and writes down what they return."""
 
@@ -145,7 +135,9 @@ class _Driver:
         self.at_once = max(IN_FLIGHT, 2 * self.slots)
         self.completed = distributed.as_completed(loop=client.loop, raise_errors=False)
         self.flying: dict[str, list[Planned]] = {}
-        self.held: dict[str, claims.Claim] = {}
+        self.held = Held(ledger.lost)
+        self.topic = f"stfseb-{_place(next(iter(ledger.jobs.values())).results)}"
+        self.held.listen(client, self.topic)
         self.recorded: list[str] = []  # folders that workers need not keep
 
     def run(self) -> None:
@@ -159,12 +151,6 @@ class _Driver:
         """Let the workers remove what is recorded."""
         with suppress(Exception):  # it is only tidier
             self.client.run(clear, _place(next(iter(self.ledger.jobs.values())).results), self.recorded)
-
-    def let_go(self) -> None:
-        """Give up the claims of runs that are not done."""
-        for held in self.held.values():
-            held.release()
-        self.held.clear()
 
     def _workers(self) -> list[dict[str, Any]]:
         """Return what the cluster's workers say of themselves, after waiting for the first."""
@@ -196,7 +182,7 @@ class _Driver:
                 self._submit(mine)
 
     def _claim(self, entry: Planned) -> bool:
-        held = claims.claim(entry.folder, seed=entry.job.seed, executor="dask")
+        held = claims.claim(entry.folder, seed=entry.job.seed, executor="dask", state=QUEUED)
         if held is None:
             self.ledger.note(Report(entry.name, "elsewhere"))
             return False
@@ -205,7 +191,7 @@ class _Driver:
             held.release()
             self.ledger.note(before)
             return False
-        self.held[entry.name] = held
+        self.held.take(entry.name, held)
         return True
 
     def _submit(self, jobs: Sequence[Planned]) -> None:
@@ -220,6 +206,7 @@ class _Driver:
                 "forgiven": {entry.name: 1 << 30 for entry in jobs},  # that is the driver's to judge
             },
             "place": _place(jobs[0].results),
+            "topic": self.topic,
             "folders": {entry.name: _below(entry) for entry in jobs},
             "recorded": self.recorded[-REMEMBERED:],
             "files": {entry.name: _files(entry.folder) for entry in jobs if entry.recorded},
@@ -280,7 +267,7 @@ class _Driver:
         for entry in jobs:
             if entry.name not in begun:
                 self.ledger.running.discard(entry.name)
-            self.held.pop(entry.name).release()
+            self.held.release(entry.name)
         if jobs:
             self.ledger.died(jobs, how or "returned nothing")
 
@@ -309,7 +296,7 @@ class _Driver:
         self._note(Report(entry.name, **found))
 
     def _note(self, report: Report) -> None:
-        self.held.pop(report.name).release()
+        self.held.release(report.name)
         self.ledger.note(report)
 
 

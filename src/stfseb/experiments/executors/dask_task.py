@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stfseb.experiments.executors.dask_held import tell_begun
 from stfseb.experiments.executors.worker_process import WorkerProcess
 
 SCRATCH = "STFSEB_SCRATCH"  # a folder for checkpoints, by default in the worker's own temporary one
@@ -42,6 +43,7 @@ def do_runs(request: dict[str, Any]) -> dict[str, Any]:
             name = reply.pop("name")
             if reply["state"] == "started":
                 begun.add(name)
+                tell_begun(request["topic"], name, process.process.pid, str(folders[name] / "checkpoint"))
             elif reply["state"] != "elsewhere":
                 found[name] = {**reply, "files": _collect(folders[name])}
                 del jobs[name]

@@ -103,6 +103,10 @@ class Ledger:
                     self._say(entry, f"its worker {how}: given to another")
         self.changed()
 
+    def lost(self, name: str, how: str) -> None:
+        """Say that a run's worker is gone, where others see to it that another gets the run."""
+        self._say(self.jobs[name], f"{how}: another takes the run up")
+
     def look_again(self) -> bool:
         """Look once at the runs of other processes; return whether some are theirs still."""
         for name, entry in list(self.claimed.items()):

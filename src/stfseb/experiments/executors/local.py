@@ -17,7 +17,7 @@ from stfseb.experiments.executors.worker_process import PATIENCE, WorkerProcess
 from stfseb.experiments.run import default_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from stfseb.experiments.executors.ledger import Ledger
     from stfseb.experiments.executors.plan import Planned
@@ -34,10 +34,12 @@ def run_locally(
     width: int,
     alone: bool = False,
     progress: bool,
+    ready: Callable[[], None],
 ) -> float:
     """Do what waits in the ledger on this machine; return the CPU seconds of runs done in this very process."""
     if processes is not None and processes < 1:
         raise StfsebError(f"--processes {processes}: give 1 or more")
+    ready()
     chosen = device or default_device()
     cards = torch.cuda.device_count() if chosen == "cuda" else 1
     if processes is None and cards > 1 and not alone:
