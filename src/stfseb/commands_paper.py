@@ -74,9 +74,8 @@ def paper(
     plans = [make_plan(name, asked) for name in names if name not in left_out]
     if rows is not None:
         others = [plan.what for plan in plans if plan.what not in OWN_METHODS]
-        if others or retuned:
-            what_else = others[0] if others else "dof --retuned"
-            raise StfsebError(f"--rows {rows}: {what_else} has no rows to choose from; its methods are --methods")
+        if others:
+            raise StfsebError(f"--rows {rows}: {others[0]} has no rows to choose from; its methods are --methods")
         plans = limited(plans, words(rows))
     console, screen = Console(stderr=True), Console()
 

@@ -202,6 +202,10 @@ def test_tau_is_chosen_by_validation_and_only_from_a_whole_grid():
     plan = retuning.retuned_plan(asked, records)
     chosen = {v: [j.settings["tau2"] for j in plan.jobs["mini", v]] for v in ("2.1", "3", "5", "inf")}
     assert chosen == {"2.1": [1000.0] * 2, "3": [1000.0] * 2, "5": [10.0] * 2, "inf": [10.0] * 2}
+    few = retuning.grid_plan(asked, (3.0, math.inf))
+    assert len(few.all_jobs) == 10
+    assert {job.name for job in few.all_jobs} <= {job.name for job in grid.all_jobs}
+    assert [v.key for v in retuning.retuned_plan(asked, records, (3.0, math.inf)).variants] == ["3", "inf"]
     gone = next(j for j in grid.all_jobs if j.settings["dof"] == 5.0)
     assert ("mini", "5") not in retuning.retuned_plan(asked, {k: v for k, v in records.items() if k != gone.name}).jobs
 

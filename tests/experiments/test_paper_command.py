@@ -43,7 +43,8 @@ def stfseb(*words):
         ),
         (["paper", "beyond,dof", "--tasks", "mini", "--rows", "ensemble"], "dof has none of them; leave dof out"),
         (["paper", "table1", "--tasks", "mini", "--rows", "map"], "--rows map: table1 has no rows to choose from"),
-        (["paper", "dof", "--retuned", "--tasks", "mini", "--rows", "3"], "--rows 3: dof --retuned has no rows"),
+        (["paper", "dof", "--retuned", "--tasks", "mini", "--rows", "3,4"], "unknown row '4': known are 10, 2.1, 20"),
+        (["paper", "table1,dof", "--retuned", "--tasks", "mini", "--rows", "3"], "--rows 3: table1 has no rows"),
         (
             ["paper", "all", "--methods", "map", "--retuned"],
             "--retuned changes ST-FS-EB, which --methods map leaves out",

@@ -12,7 +12,7 @@ from rich.console import Console
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper import beyond
 from stfseb.experiments.paper import carry_out as carrying
-from stfseb.experiments.paper.plan import ALL, make_plan
+from stfseb.experiments.paper.plan import ALL, limited, make_plan
 from stfseb.report.reproduce import reproduce
 
 
@@ -28,6 +28,7 @@ def pretend(monkeypatch):
             if job.done(results) and all((folder / f"{part}.json").exists() for part in parts):
                 outcome.skipped.append(job.name)
                 continue
+            before = job.done(results)
             if job.method == "mfvi":
                 outcome.failed[job.name] = "its card was taken away"
                 continue
@@ -38,6 +39,8 @@ def pretend(monkeypatch):
                 (folder / f"{part}.json").write_text(json.dumps(made.get(part, {"sets": {}})))
             (folder / "record.json").write_text(json.dumps(record))
             outcome.done.append(job.name)
+            if before:
+                outcome.measured.add(job.name)
         calls.append((parts, outcome))
         return outcome
 
@@ -79,6 +82,52 @@ def test_everything_from_one_command_and_nothing_twice(pretend, tmp_path):
     assert [g.to_json() for g in looked.grids] == [g.to_json() for g in made.grids[:-1]]
 
 
+def test_rows_of_dof_are_those_that_are_retuned(pretend, tmp_path):
+    ask = asked("mini", seeds=(0, 1))
+    made = reproduce(limited([make_plan("dof", ask)], ["3", "inf"]), tmp_path, announce=print, retuned=ask)
+    assert [list(grid.columns) for grid in made.grids] == [["3", "Gaussian"]] * 2
+    # Two dofs of two seeds, and five tau2 of each with the first; the presets' tau2 is among the five.
+    assert made.lines[0].startswith(f"{len(list(tmp_path.rglob('record.json')))} runs made now, 0 were there already")
+    assert {json.loads(p.read_text())["settings"]["dof"] for p in tmp_path.rglob("record.json")} <= {3.0, "inf"}
+
+
+def test_runs_are_counted_by_what_was_done_for_them(pretend, tmp_path, monkeypatch):
+    ask = asked("mini", methods=("stfseb", "map"), seeds=(0, 1))
+    reproduce([make_plan("table2", ask)], tmp_path, announce=print)
+    figure = [make_plan("figure1", ask)]
+    said = reproduce(figure, tmp_path, announce=print).lines[0]
+    assert said == "0 runs made now, 4 were there already (4 of them were measured now for this, not trained)."
+    assert reproduce(figure, tmp_path, announce=print).lines[0] == "0 runs made now, 4 were there already."
+
+    whole = carrying.run_jobs
+
+    def shared(jobs, results, **how):
+        outcome = whole(jobs, results, **how)
+        outcome.elsewhere.append(outcome.done.pop())
+        return outcome
+
+    monkeypatch.setattr(carrying, "run_jobs", shared)
+    said = reproduce([make_plan("table1", ask)], tmp_path / "other", announce=print).lines[0]
+    assert said == "3 runs made now, 0 were there already, 1 was done by another command."
+
+
+def test_what_failed_before_is_told_from_what_failed_now_with_the_way_on(pretend, tmp_path, monkeypatch):
+    plans = [make_plan("table1", asked("mini", methods=("map", "mfvi"), seeds=(0,)))]
+    lines = reproduce(plans, tmp_path, announce=print).lines
+    assert lines[1] == "1 run is missing: 1 failed; --retry-failed does what failed again."
+    assert " failed: its card was taken away" in lines[2]
+    whole = carrying.run_jobs
+
+    def again(jobs, results, **how):
+        outcome = whole(jobs, results, **how)
+        outcome.before |= outcome.failed.keys()
+        return outcome
+
+    monkeypatch.setattr(carrying, "run_jobs", again)
+    line = reproduce(plans, tmp_path, announce=print).lines[2]
+    assert " failed before, and was not tried now: its card was taken away" in line
+
+
 def test_failed_runs_and_missing_data_are_said(pretend, tmp_path, monkeypatch):
     monkeypatch.setenv("STFSEB_DATA", str(tmp_path / "none"))
     ask = asked("mini", "mnist", methods=("map", "mfvi"), seeds=(0, 1))
@@ -89,7 +138,7 @@ def test_failed_runs_and_missing_data_are_said(pretend, tmp_path, monkeypatch):
     assert words["mini", "MFVI"] == "failed"
     assert words["MNIST", "MAP"] == words["MNIST", "MFVI"] == "no data"
     assert made.failed
-    assert "6 runs are missing: 4 no data, 2 failed." in made.lines
+    assert "6 runs are missing: 4 no data, 2 failed; --retry-failed does what failed again." in made.lines
     assert any("its card was taken away" in line for line in made.lines)
     page = (tmp_path / "r" / "report.html").read_text("utf-8")
     assert "no data" in page

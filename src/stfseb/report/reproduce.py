@@ -50,12 +50,13 @@ def reproduce(
     if retuned is not None:
         from stfseb.experiments.paper.retuning import grid_plan, retuned_plan
 
-        carried.join(act([grid_plan(retuned)], results, announce, how))
-        chosen = retuned_plan(retuned, {str(r["id"]): r for r in _read(results)})
+        dofs = [float(v.settings["dof"]) for plan in plans if plan.what == "dof" for v in plan.variants]
+        carried.join(act([grid_plan(retuned, dofs)], results, announce, how))
+        chosen = retuned_plan(retuned, {str(r["id"]): r for r in _read(results)}, dofs)
         carried.join(act([chosen], results, announce, how))
         plans = [*plans, chosen]
     if runs_only:
-        if not carried.done + carried.skipped:
+        if not carried.there:
             raise StfsebError("no run could be made: " + "; ".join(carried.reasons))
         where = f"Runs: {results / 'runs'} (tables and page: --report-only in place of --runs-only)"
         return Made(lines=[*_said(carried), where], failed=FAILED in carried.missing.values())
@@ -117,12 +118,24 @@ def _draw(plan: Plan, found: Found, results: Path) -> list[str]:
 
 
 def _said(carried: Carried) -> list[str]:
-    made, there = carried.done, carried.skipped
-    lines = [
-        f"{made} {'run' if made == 1 else 'runs'} made now, {there} {'was' if there == 1 else 'were'} there already."
-    ]
+    """Say how many runs were trained now, and how many were there or came from elsewhere; of the others why not."""
+    made, measured, others = len(carried.trained), len(carried.measured), len(carried.elsewhere)
+    there = len(carried.there) - made - others
+    line = f"{made} {_runs(made)} made now, {there} {_were(there)} there already"
+    if measured:
+        line += f" ({measured} of them {_were(measured)} measured now for this, not trained)"
+    lines = [line + (f", {others} {_were(others)} done by another command." if others else ".")]
     gone = list(carried.missing.values())
     if gone:
         kinds = ", ".join(f"{gone.count(w)} {w}" for w in dict.fromkeys(gone))
-        lines.append(f"{len(gone)} {'run is' if len(gone) == 1 else 'runs are'} missing: {kinds}.")
+        again = "; --retry-failed does what failed again" if FAILED in gone else ""
+        lines.append(f"{len(gone)} {'run is' if len(gone) == 1 else 'runs are'} missing: {kinds}{again}.")
     return [*lines, *carried.reasons]
+
+
+def _runs(count: int) -> str:
+    return "run" if count == 1 else "runs"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"

@@ -43,11 +43,13 @@ class Ledger:
                 self.outcome.skipped.append(entry.name)
             else:
                 left.append(entry)
+        self.recorded = {entry.name for entry in left if entry.recorded}  # what they lack is measured
         self.forgiven = forgivable(left, retry_failed)
         for entry in left:
             failure = read_failure(entry.folder)
             if failure is not None and entry.name not in self.forgiven and claims.holder(entry.folder) is None:
                 self.outcome.failed[entry.name] = str(failure["error"])
+                self.outcome.before.add(entry.name)
             else:
                 self.waiting.append(entry)
         if self.outcome.failed:
@@ -76,7 +78,10 @@ class Ledger:
             self.running.add(report.name)
         elif report.state == "done":
             self.outcome.done.append(report.name)
-            self._say(entry, f"done in {report.seconds:.0f} s")
+            if report.name in self.recorded:
+                self.outcome.measured.add(report.name)
+            what = "measured" if report.name in self.recorded else "done"
+            self._say(entry, f"{what} in {report.seconds:.0f} s")
         elif report.state == "failed":
             self.outcome.failed[report.name] = report.error
             self._say(entry, f"failed: {report.error[:200]}")

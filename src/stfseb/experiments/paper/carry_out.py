@@ -23,26 +23,36 @@ NO_DATA, FAILED = "no data", "failed"
 
 @dataclass
 class Carried:
-    """What became of the plans' runs: counts, and for those that are missing the reason."""
+    """What became of the plans' runs, by name, and for those that are missing the reason."""
 
-    done: int = 0
-    skipped: int = 0
+    there: set[str] = field(default_factory=set)  # all that have their results
+    trained: set[str] = field(default_factory=set)  # of them: now
+    measured: set[str] = field(default_factory=set)  # were trained before, and measured now
+    elsewhere: set[str] = field(default_factory=set)  # done meanwhile by another command
     missing: dict[str, str] = field(default_factory=dict)  # by run: NO_DATA or FAILED
     reasons: dict[str, None] = field(default_factory=dict)  # lines for the user
 
     def add(self, outcome: Outcome) -> None:
         """Count in what `run_jobs` did."""
-        self.done += len(outcome.done) + len(outcome.elsewhere)
-        self.skipped += len(outcome.skipped)
+        self.there |= {*outcome.done, *outcome.elsewhere, *outcome.skipped}
+        self._came({*outcome.done} - outcome.measured, outcome.measured, {*outcome.elsewhere})
         for name, error in outcome.failed.items():
             self.missing[name] = FAILED
-            self.reasons[f"{name} failed: {error}"] = None
+            when = "failed before, and was not tried now" if name in outcome.before else "failed"
+            self.reasons[f"{name} {when}: {error}"] = None
 
     def join(self, other: Carried) -> None:
         """Count in what another call did."""
-        self.done, self.skipped = self.done + other.done, self.skipped + other.skipped
+        self.there |= other.there
+        self._came(other.trained, other.measured, other.elsewhere)
         self.missing.update(other.missing)
         self.reasons.update(other.reasons)
+
+    def _came(self, trained: set[str], measured: set[str], elsewhere: set[str]) -> None:
+        """Count a run once, however often a command comes to it: by what was done for it first."""
+        self.trained |= trained - self.elsewhere
+        self.elsewhere |= elsewhere - self.trained
+        self.measured = (self.measured | measured) - self.trained - self.elsewhere
 
 
 def carry_out(
@@ -76,7 +86,7 @@ def missing_of(plans: Sequence[Plan], results: Path, folder: Path | None = None)
     carried = Carried()
     for job in {job.name: job for plan in plans for job in plan.all_jobs}.values():
         if job.done(results):
-            carried.skipped += 1
+            carried.there.add(job.name)
         elif (failure := read_failure(job.folder(results))) is not None:
             carried.missing[job.name] = FAILED
             carried.reasons[f"{job.name} failed: {failure['error']}"] = None

@@ -25,16 +25,16 @@ _NOTE = (
 )
 
 
-def grid_plan(asked: Asked) -> Plan:
-    """Return the plan of the runs among which tau2 is chosen: all dofs and tau2, first seed."""
+def grid_plan(asked: Asked, dofs: Sequence[float] = DOFS) -> Plan:
+    """Return the plan of the runs among which tau2 is chosen: these dofs, all tau2, first seed."""
     first = replace(asked, seeds=asked.seeds[:1])
     base = plan_at_fixed_tau("dof", first)
-    variants = {task: [v for dof in DOFS for v in _trials(task, dof)] for task in base.tasks}
+    variants = {task: [v for dof in dofs for v in _trials(task, dof)] for task in base.tasks}
     nothing: dict[str, tuple[str, ...]] = dict.fromkeys(base.tasks, ())
     return assemble("dof-grid", "tau2 for each dof", first, base.tasks, variants, base.quantities, nothing)
 
 
-def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]]) -> Plan:
+def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]], dofs: Sequence[float] = DOFS) -> Plan:
     """Return the dof table at the tau2 that the grid's records choose; cells without a complete grid have no runs."""
     base = plan_at_fixed_tau("dof", asked)
     first = replace(asked, seeds=asked.seeds[:1])
@@ -42,7 +42,7 @@ def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]]) -> Plan
     chosen: dict[str, list[str]] = {}  # by task
     for task in base.tasks:
         variants[task] = []
-        for dof in DOFS:
+        for dof in dofs:
             best = _best(task, dof, first, records)
             if best is not None:
                 label = dof_label(dof)
