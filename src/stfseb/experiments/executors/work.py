@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stfseb.errors import StfsebError
 from stfseb.experiments import claims
 from stfseb.experiments.executors.failures import describe, forget_failure, in_a_line, read_failure, write_failure
 from stfseb.experiments.executors.log import note
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("stfseb")
 
 KEPT = 2  # tasks whose images a worker keeps in memory
-ALWAYS_AGAIN = ("data", "worker")  # stages whose failures say nothing against the run itself
+ALWAYS_AGAIN = ("data", "worker", "model")  # stages whose failures say nothing against the run itself
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,11 @@ class Workplace:
                     if not entry.recorded:
                         how: dict[str, Any] = {"device": self.device, "progress": self.progress, "beside": self.beside}
                         perform(entry.job, entry.results, data, **how)
-                    for stage in entry.missing:
-                        self._measure(entry, stage, data)
+                    for part in entry.missing:
+                        stage = "model"
+                        method = self._model(entry, data)
+                        stage = part
+                        self._measure(entry, part, data, method)
             except Interrupted:
                 raise
             except Exception as error:  # whatever it is, the other runs go on
@@ -186,12 +190,23 @@ class Workplace:
                 broken[entry.name] = describe(error, part)
                 return
 
-    def _measure(self, entry: Planned, part: str, data: TaskData, method: Method | None = None) -> None:
+    def _model(self, entry: Planned, data: TaskData) -> Method:
+        """Read a recorded run's model; where it cannot be, say what to do about this run."""
         from stfseb.experiments.models import load_model
+
+        try:
+            return load_model(entry.folder / "model", task=data.task).to(self.device)
+        except StfsebError as error:
+            where = entry.folder.relative_to(entry.results)
+            raise StfsebError(
+                f"the run is recorded and its model cannot be read ({error.args[0].partition(': ')[0]}): bring "
+                f"{where / 'model'} again from where the run was made, or remove {where}, and the same command trains "
+                "it anew"
+            ) from error
+
+    def _measure(self, entry: Planned, part: str, data: TaskData, method: Method) -> None:
         from stfseb.experiments.shifts import measure_part
 
-        if method is None:
-            method = load_model(entry.folder / "model", task=data.task).to(self.device)
         found = measure_part(part, method, data, samples=int(entry.job.training["test_samples"]))
         write_json(entry.folder / f"{part}.json", found)
 
