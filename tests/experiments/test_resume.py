@@ -8,7 +8,7 @@ import pytest
 from stfseb import StfsebError
 from stfseb.data.embedded import read
 from stfseb.data.tasks import load_task
-from stfseb.experiments import claims, run
+from stfseb.experiments import claims, compare, run
 from stfseb.experiments.jobs import make_job, perform, perform_together
 from stfseb.experiments.resume import ResumableRun
 from stfseb.experiments.run import RunConfig
@@ -130,3 +130,25 @@ def test_jobs_go_on_alone_and_together(task, tmp_path, crash):
         crash(None)
         assert do() == expected
         assert not list(results.rglob("checkpoint"))
+
+
+def test_a_comparison_of_other_options_names_those_of_its_folder(task, tmp_path, crash):
+    """What a person has given is an option, and removing a checkpoint would lose work."""
+    data = load_task(task).load()
+
+    def comparison(settings=None, **training):
+        base = RunConfig("", training=training)
+        runs = compare.plan(["mcdropout"], [0], {"mcdropout": settings or {}}, base)
+        return compare.compare(data, runs, tmp_path, announce=lambda _: None, progress=False)
+
+    crash(4)
+    with pytest.raises(Stop):
+        comparison(epochs=2)
+    crash(None)
+    for told, options in (
+        (r"was begun with --epochs 2, not 3: give --epochs 2, or leave --resume out to start", {}),
+        (r"was begun with other options \(.*sigma.*\): give the same options, or", {"settings": {"sigma": 3.0}}),
+    ):
+        with pytest.raises(StfsebError, match=told):
+            comparison(**{"epochs": 3 if not options else 2, **options})
+    comparison(epochs=2)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.records import RECORD, read_record
-from stfseb.experiments.run import RunConfig, make_method, own_network, train_and_evaluate, training_of
+from stfseb.experiments.run import CHECKPOINT, RunConfig, make_method, own_network, train_and_evaluate, training_of
 from stfseb.methods.registry import key_of
 from stfseb.training.interrupts import Interrupted
 from stfseb.training.progress import in_epochs
@@ -58,6 +59,8 @@ def compare(
         except Interrupted as stop:
             remedy = f"start the same command with --resume {shlex.quote(str(folder))} to go on"
             raise stop.with_remedy(remedy) from None
+        except StfsebError as error:
+            raise _of_the_folder(error, target, folder) from error
         records.append(record)
         metrics = record["metrics"]
         announce(
@@ -82,6 +85,18 @@ def _known(data: TaskData, config: RunConfig, folder: Path) -> dict[str, Any]:
                 f"{folder} was run with {name}={had}, not {wanted}: give the same options, or leave --resume out"
             )
     return record
+
+
+def _of_the_folder(error: StfsebError, target: Path, folder: Path) -> StfsebError:
+    """Return an error about another run's checkpoint as one about the comparison's options; others as they are."""
+    found = re.match(rf"checkpoint {re.escape(str(target / CHECKPOINT))} is of another run \((.*)\): give", str(error))
+    if found is None:
+        return error
+    epochs = re.fullmatch(r"protocol epochs is (\d+) there and (\d+) here", found[1])
+    said, again = (f"was begun with other options ({found[1]})", "the same options")
+    if epochs is not None:
+        said, again = f"was begun with --epochs {epochs[1]}, not {epochs[2]}", f"--epochs {epochs[1]}"
+    return StfsebError(f"{folder} {said}: give {again}, or leave --resume out to start a new comparison")
 
 
 def check(data: TaskData, runs: Sequence[RunConfig]) -> None:
