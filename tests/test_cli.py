@@ -180,7 +180,8 @@ def wrong(tmp_path):
         "unknown task": (["compare", "minni"], "did you mean 'mini'"),
         "unknown method": (["compare", "mini", "--methods", "stfseb,mcdropuot"], "did you mean 'mcdropout'"),
         "unknown setting": (["train", "mini", "--set", "tau3=1"], "tau3"),
-        "setting without a value": (["train", "mini", "--set", "tau2"], "NAME=VALUE"),
+        "setting without a value": (["train", "mini", "--set", "tau2"], "--set tau2: write NAME=VALUE, one"),
+        "setting of no method": (["compare", "mini", "--set", "tau2=3"], "--set tau2=3: write METHOD.NAME=VALUE"),
         "dof in covariance form": (["train", "mini", "--set", "dof=2"], "dof=2"),
         "tau": (["train", "mini", "--set", "tau2=0"], "tau2=0"),
         "device": (["train", "mini", "--device", "tpu9"], "tpu9"),
@@ -218,7 +219,7 @@ def wrong(tmp_path):
         "address to serve on": (["serve", "MODEL", "--host", "192.0.2.1"], "--host 192.0.2.1"),
         "name to serve on": (["serve", "MODEL", "--host", "a..b"], "--host a..b"),
         "task name": (["compare", tmp_path / "escape.yaml"], "file names"),
-        "unreadable value": (["train", "mini", "--set", "tau2=[1"], "tau2=[1"),
+        "unreadable value": (["train", "mini", "--set", "tau2=[1"], "--set tau2=[1: the value"),
         "context as a setting": (["train", "mini", "--set", "context=train"], "--context"),
         "members": (["train", "mini", "-m", "ensemble", "--set", "members=abc"], "members=abc"),
         "pickled objects": (["predict", "MODEL", tmp_path / "objects.npz"], "objects.npz"),
@@ -232,6 +233,7 @@ CASES = [
     "context as a setting", "members", "folder as task", "file as model", "folder of runs as model",
     "folder without a model", "task of another shape", "task of other classes", "no method", "no class of the model",
     "class without pictures", "split of a task", "device to serve on", "address to serve on",
+    "setting of no method",
 ]  # fmt: skip
 
 

@@ -281,28 +281,39 @@ _mount()
 
 def settings_from(method: str, items: list[str] | None) -> dict[str, Any]:
     """Turn NAME=VALUE of one method into {name: value}."""
-    return _assignments([f"{method}.{item}" for item in items or []]).get(method, {})
+    found: dict[str, Any] = {}
+    for item in items or []:
+        name, equals, value = item.partition("=")
+        if not (equals and name):
+            raise StfsebError(f"--set {item}: write NAME=VALUE, one setting of {method}")
+        found[name] = _value(item, value)
+    return found
 
 
 def _assignments(items: list[str]) -> dict[str, dict[str, Any]]:
-    """Turn METHOD.NAME=VALUE into {method: {name: value}}; values are read as YAML (numbers, inf, words)."""
-    import yaml
-
+    """Turn METHOD.NAME=VALUE into {method: {name: value}}."""
     found: dict[str, dict[str, Any]] = {}
     for item in items:
         left, equals, value = item.partition("=")
         method, dot, name = left.partition(".")
         if not (equals and dot and method and name):
-            raise StfsebError(f"--set {item}: write METHOD.NAME=VALUE for compare, NAME=VALUE for train and search")
-        try:
-            read = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise StfsebError(f"--set {item}: the value cannot be read") from error
-        if isinstance(read, str):
-            with suppress(ValueError):
-                read = float(value)  # inf, and 1e-3, which YAML takes for words
-        found.setdefault(method, {})[name] = read
+            raise StfsebError(f"--set {item}: write METHOD.NAME=VALUE, a setting of one of the methods")
+        found.setdefault(method, {})[name] = _value(item, value)
     return found
+
+
+def _value(item: str, text: str) -> Any:
+    """Read a setting's value as YAML (numbers, inf, words)."""
+    import yaml
+
+    try:
+        read = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise StfsebError(f"--set {item}: the value cannot be read") from error
+    if isinstance(read, str):
+        with suppress(ValueError):
+            return float(text)  # inf, and 1e-3, which YAML takes for words
+    return read
 
 
 def _check_alone_with_resume(given: typer.Context) -> None:

@@ -23,7 +23,9 @@ def paper(
         str | None,
         typer.Option(help="Rows (or columns) of dof, context-number, context-source, readings and beyond, by commas."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="How many (10: seeds 0 to 9), or which, by commas (0,3,5).")] = "10",
+    seeds: Annotated[
+        str, typer.Option(help="How many (10: seeds 0 to 9), or which, by commas (0,3,5; 7, is seed 7 alone).")
+    ] = "10",
     epochs: Annotated[int | None, typer.Option(min=1, help="At most this many; by default the task's own.")] = None,
     context: Annotated[
         str | None,
@@ -124,5 +126,7 @@ def _seeds(text: str) -> tuple[int, ...]:
     if "," not in text and len(numbers) == 1:
         numbers = list(range(numbers[0]))
     if not numbers or min(numbers) < 0 or max(numbers) > 2**31:
-        raise StfsebError(f"--seeds {text}: give how many (10), or which, separated by commas (0,3,5)")
+        raise StfsebError(
+            f"--seeds {text}: give how many (10), or which, separated by commas (0,3,5; seed 0 alone is 0,)"
+        )
     return tuple(dict.fromkeys(numbers))

@@ -30,6 +30,8 @@ def stfseb(*words):
     [
         (["paper", "table9"], "unknown table or figure 'table9'"),
         (["paper", "table1", "--seeds", "few"], "--seeds few: give how many (10), or which"),
+        (["paper", "table1", "--seeds", "0"], "--seeds 0: give how many (10), or which"),
+        (["paper", "table1", "--seeds", "0"], "(0,3,5; seed 0 alone is 0,)"),
         (["paper", "table1", "--tasks", "minni"], "unknown task 'minni'"),
         (["paper", "table1", "--tasks", "mini", "--methods", "mapp"], "unknown method 'mapp'"),
         (["paper", "table1,table9", "--tasks", "mini"], "unknown table or figure 'table9'"),

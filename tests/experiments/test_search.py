@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
-from search_helpers import tiny_task, trial
+from search_helpers import plan, tiny_task, trial
 from sklearn.metrics import log_loss, roc_auc_score
 
 from stfseb.data.tasks import load_task
@@ -20,7 +20,8 @@ from stfseb.errors import StfsebError
 from stfseb.experiments.machine import code_version
 from stfseb.experiments.run import make_method
 from stfseb.experiments.search import Pruning, make_plan, read_search, search
-from stfseb.experiments.search.outcome import preset
+from stfseb.experiments.search.outcome import outcome_of, preset
+from stfseb.experiments.search.rules import Images
 from stfseb.experiments.search.store import Claim
 from stfseb.experiments.search.trials import Trainer, measure, search_data
 from stfseb.report.search import search_figure, search_in_words, search_table
@@ -266,6 +267,19 @@ def test_a_search_in_which_nothing_ended_well():
     assert search_table(found).row_count == 0
     assert "1 trial finished (1 diverged)" in search_in_words(found)[0]
     assert yaml.safe_load(preset(found)) is None
+
+
+def test_a_search_in_which_all_is_at_chance_says_that_its_choices_mean_nothing():
+    about = {"title": "T", "classes": 10, "images": Images(10, 10), "notes": ["a note"], "more": {}}
+    chance = math.log(10)
+    for nlls, said in (((chance, chance - 0.009, 2.5), 1), ((chance, chance - 0.011), 0), ((), 0)):
+        trials = [trial(index, nll) for index, nll in enumerate(nlls)]
+        first, *more = outcome_of(plan(), trials, 3, **about)["notes"]
+        assert first == "a note"
+        assert len(more) == said
+        assert all(
+            line.startswith("no trial did better than chance (validation NLL of ln 10 = 2.303)") for line in more
+        )
 
 
 def test_presets_are_numbers_to_yaml():

@@ -216,7 +216,7 @@ def test_the_replay_catches_a_winner_that_starts_late(recorded):
     assert "paper" in replay_pruning(late).lost
 
 
-def test_progress_names_the_best_of_both_rules():
+def test_progress_names_the_best_of_every_rule():
     from rich.console import Console
 
     from stfseb.experiments.search.progress import SearchProgress
@@ -227,11 +227,19 @@ def test_progress_names_the_best_of_both_rules():
     trials = [trial(0, 0.30, auroc=0.8), trial(1, 0.305, auroc=0.9)]
     line = progress.line(Claim(1, {"tau2": 1.0, "kernel": "rbf"}, 1, 1), trials[1], trials)
     assert line.startswith("2/4 · #1 tau2=1 kernel=rbf: complete, NLL 0.3050, at T=1.00 0.3050, AUROC 90.0 %, 2 epochs")
-    assert "best so far: paper #0 (NLL 0.3000" in line
-    assert "ours #1 (NLL 0.3050" in line
+    assert "best so far: ours #1 (NLL 0.3050" in line
+    assert "paper #0 (NLL 0.3000" in line
+    assert "level" not in line  # of how many images the AUROCs are is not known
+    progress.images = Images(1000, 1000)
+    known = progress.line(Claim(1, {}, 1, 1), trials[1], trials)
+    assert "best so far: level and ours #1 (NLL 0.3050" in known
+    progress.images = Images(10, 10)  # so few that 0.9 is level with 0.8
+    known = progress.line(Claim(1, {}, 1, 1), trials[1], trials)
+    assert "best so far: level and paper #0 (NLL 0.3000" in known
+    assert ", ours #1 (NLL 0.3050" in known
     assert line.endswith(" left")
     both = progress.line(Claim(0, {}, 0, 0), trials[0], trials[:1])
-    assert "best so far: #0 by the paper's rule and ours" in both
+    assert "best so far: #0 by all rules (NLL 0.3000" in both
     lost = {"index": 2, "params": {}, "outcome": "diverged", "reason": "nan", "epochs": 0, "seconds": 0.0}
     assert "diverged, nan, 0 epochs, 0 s · pruned 0 · best so far: none" in progress.line(
         Claim(2, {}, 2, 2), lost, [lost]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from stfseb.experiments.search.rules import Images, Trial
 
 FORMAT = 1
+AT_CHANCE = 0.01  # nats below that of a guess
 
 
 def outcome_of(
@@ -44,12 +46,22 @@ def outcome_of(
         "plan": plan.identity,
         "asked": total,
         "counts": counts | {"repeats": sum(t.get("same_as") is not None for t in trials)},
-        "notes": list(notes),
+        "notes": [*notes, *_at_chance(trials, classes)],
         "images": images._asdict(),
         "choices": {rule: _chosen(plan.base, trials, rule, images) for rule in RULES},
         **more,
         "trials": list(trials),
     }
+
+
+def _at_chance(trials: Sequence[Trial], classes: int) -> list[str]:
+    """Say so where no trial has learnt anything: the rules choose among them all the same."""
+    chance = math.log(classes)
+    whole = [trial for trial in trials if trial["outcome"] == "complete"]
+    if not whole or any(float(trial["nll"]) < chance - AT_CHANCE for trial in whole):
+        return []
+    said = f"no trial did better than chance (validation NLL of ln {classes} = {chance:.3f})"
+    return [f"{said}: what the rules choose means nothing; give more --epochs, or another --space"]
 
 
 def _chosen(base: dict[str, Any], trials: Sequence[Trial], rule: str, images: Images) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from stfseb.experiments.search.rules import choose
+from stfseb.experiments.search.rules import RULES, choose
 from stfseb.experiments.search.worker import Watcher
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stfseb.experiments.search.plan import Plan
-    from stfseb.experiments.search.rules import Trial
+    from stfseb.experiments.search.rules import Images, Trial
     from stfseb.experiments.search.store import Claim
     from stfseb.experiments.search.trials import History
 
@@ -25,7 +25,7 @@ _QUIET = 30.0  # seconds without a line, after which an epoch is worth one
 
 
 class SearchProgress(Watcher):
-    """Trials done of all, how they ended, the best so far by the paper's rule and ours, and the time left."""
+    """Trials done of all, how they ended, the best so far by each rule, and the time left."""
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
         self.console = console
@@ -115,7 +115,7 @@ class SearchProgress(Watcher):
         return (
             f"{len(trials)}/{self.total} · #{claim.index} {settings}: {result['outcome']}, {figures}, "
             f"{result['epochs']} {'epoch' if result['epochs'] == 1 else 'epochs'}, {result['seconds']:.0f} s · "
-            f"pruned {pruned} · best so far: {_best(trials)}{self._left(len(trials))}"
+            f"pruned {pruned} · best so far: {_best(trials, self.images)}{self._left(len(trials))}"
         )
 
     def _left(self, done: int) -> str:
@@ -137,11 +137,15 @@ def _figures(trial: dict[str, Any]) -> str:
     return f"NLL {trial['nll']:.4f}, at T={found['temperature']:.2f} {found['tempered_nll']:.4f}{told}"
 
 
-def _best(trials: list[Trial]) -> str:
-    """Return what the paper's rule and ours would choose now."""
-    paper, ours = (choose(trials, rule).trial for rule in ("paper", "ours"))
-    if paper is None or ours is None:
-        return "none"
-    if paper["index"] == ours["index"]:
-        return f"#{paper['index']} by the paper's rule and ours ({_figures(paper)})"
-    return f"paper #{paper['index']} ({_figures(paper)}), ours #{ours['index']} ({_figures(ours)})"
+def _best(trials: list[Trial], images: Images | None) -> str:
+    """Return what each rule would choose now, the one to use first; `level` asks of how many images AUROCs are."""
+    found: dict[int, tuple[Trial, list[str]]] = {}
+    for rule in reversed(RULES):
+        chosen = choose(trials, rule, images).trial
+        if chosen is not None:
+            found.setdefault(chosen["index"], (chosen, []))[1].append(rule)
+    told = [f"{' and '.join(rules)} #{index} ({_figures(trial)})" for index, (trial, rules) in found.items()]
+    if len(told) == 1:
+        ((index, (trial, _)),) = found.items()
+        return f"#{index} by all rules ({_figures(trial)})"
+    return ", ".join(told) or "none"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Watcher:
     """Hears what a search does; every method may be overridden."""
 
+    images: Images | None = None  # how many AUROCs are of; known when the first study opens
+
     def final(self, plan: Plan) -> None:
         """The trials are all finished; the finalists of this plan's short list come next, and `start` again."""
 
@@ -84,6 +86,7 @@ def search(
     check_finalists(plan, trials, finalists)
     heard = watcher or Watcher()
     material = search_data(load_task(plan.task).load(context=plan.context))
+    images = heard.images = _images(material)
 
     def do(plan: Plan, total: int, pruning: Pruning) -> dict[str, Any]:
         here = folder / "searches" / plan.name
@@ -105,9 +108,9 @@ def search(
             try:
                 work(store, trainer, heard)
             except (Interrupted, KeyboardInterrupt):
-                _write(store, material, here)  # what there is so far can be looked at
+                _write(store, material, images, here)  # what there is so far can be looked at
                 raise
-            return _write(store, material, here)
+            return _write(store, material, images, here)
 
     found = do(plan, trials, pruning or NEVER)
     final = final_plan(plan, found["trials"], trials, finalists) if finalists else None
@@ -117,7 +120,11 @@ def search(
     return do(final, len(final.shortlist.finalists), NEVER)
 
 
-def _write(store: Store, material: SearchData, here: Path) -> dict[str, Any]:
+def _images(material: SearchData) -> Images:
+    return Images(len(material.data.validation), 0 if material.held_back is None else len(material.held_back))
+
+
+def _write(store: Store, material: SearchData, images: Images, here: Path) -> dict[str, Any]:
     from stfseb.experiments.machine import code_version
 
     task, held = material.data.task, material.held_back
@@ -135,7 +142,7 @@ def _write(store: Store, material: SearchData, here: Path) -> dict[str, Any]:
         store.total,
         title=task.title,
         classes=task.classes,
-        images=Images(len(material.data.validation), 0 if held is None else len(held)),
+        images=images,
         notes=[*made, *material.data.notes, said],
         more={"code": written_by(here, trials) or code_version(), "data": material.facts()},
     )
