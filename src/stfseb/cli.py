@@ -92,8 +92,8 @@ def compare(
     overrides = _assignments(set_ or [])
     base = _config("", 0, {}, epochs, device)
     runs = comparison.plan(list(words(methods)), range(seeds), overrides, base)
-    comparison.check(data, runs)
-    for note in data.notes:
+    notes = comparison.check(data, runs)
+    for note in (*data.notes, *notes):
         console.print(f"note: {note}", style="dim", highlight=False)
     if resume is not None and not resume.is_dir():
         raise StfsebError(f"--resume {resume}: there is no such folder; leave it out to start a new comparison")

@@ -125,6 +125,38 @@ def test_the_file_makes_the_network_with_the_tasks_shape_and_its_own_settings(ph
     assert [block.dropout for block in make_network(load_task(photos / "photos.yaml")).body] == [0.4]
 
 
+def test_a_task_that_names_no_dropout_leaves_the_networks_own_default(photos):
+    edit(photos, "dropout=0.5", "dropout=0.1")
+    named = load_task(photos / "photos.yaml")
+    unnamed = (photos / "photos.yaml").read_text().replace("dropout: 0.2\n", "")
+    (photos / "photos.yaml").write_text(unnamed)
+    task = load_task(photos / "photos.yaml")
+    assert (named.dropout, task.dropout) == (0.2, None)
+    assert [block.dropout for block in make_network(task).body] == [0.1, 0.1]
+    (photos / "photos.yaml").write_text(unnamed.replace(NETWORK, "network: small\n"))
+    built_in = load_task(photos / "photos.yaml")
+    assert built_in.dropout == make_network(built_in).spec["arguments"]["dropout"] == 0.5
+
+
+def test_a_model_is_not_loaded_into_a_network_with_another_dropout(photos):
+    model = trained(photos)
+    own = type(make_network(load_task(photos / "photos.yaml")))
+    stfseb.load(model, net=own(3, width=6, dropout=0.2))
+    with pytest.raises(StfsebError, match=r"'body.0.dropout' .* 0.5, in the saved model .* 0.2 .*dropout=0.2, width=6"):
+        stfseb.load(model, net=own(3, width=6))
+    assert "network: ResNet of nets/resnet.py, dropout 0.2" in load_record(model.parent)["notes"]
+
+
+def load_record(folder: Path) -> dict:
+    return json.loads((folder / "record.json").read_text())
+
+
+def test_compare_says_the_dropout_of_the_network(photos):
+    said = call("compare", photos / "photos.yaml", "--methods", "mcdropout,map", "--out", photos / "runs")
+    assert "note: network: ResNet of nets/resnet.py, dropout 0.2\n" in said
+    assert said.count("note: network: ") == 1
+
+
 def test_the_weights_are_those_of_the_seed_as_in_python(photos):
     data = load_task(photos / "photos.yaml").load()
     method = make_method(data, RunConfig("map", seed=5))
@@ -503,7 +535,7 @@ def test_another_file_than_the_one_of_the_training_is_told(photos):
     edit(photos, "self.head = nn.Linear(width, classes)", "self.head = nn.Linear(width, classes + 1)")
     with (
         pytest.warns(OtherNetworkWarning),
-        pytest.raises(StfsebError, match=r"do not fit ResNet: .*mismatch .*head"),
+        pytest.raises(StfsebError, match=r"do not fit ResNet: net.*head.* in the network.*: give the"),
     ):
         load_model(model, file)
     with pytest.raises(StfsebError, match=r"gone.py' does not exist"):

@@ -334,3 +334,89 @@ def test_another_network_is_refused_by_mean_field_methods_too(tmp_path):
     folder = save(MFVI(plain()), tmp_path / "m")
     with pytest.raises(StfsebError, match="do not fit Linear"):
         load(folder, net=torch.nn.Linear(4, 3))
+
+
+class Dropped(torch.nn.Module):
+    """Dropout as a module and as a function with a rate of its own."""
+
+    def __init__(self, rate=0.1, inner=0.1):
+        super().__init__()
+        self.inner, self.drop, self.head = Inner(inner), torch.nn.Dropout(rate), torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.drop(self.inner(x)))
+
+
+class Inner(torch.nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.dropout, self.layer = dropout, torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.layer(x), self.dropout, self.training)
+
+
+def test_other_dropout_rates_than_the_saved_ones_are_refused(tmp_path):
+    folder = save(STFSEB(Dropped(), torch.rand(40, 4)), tmp_path / "m")
+    assert json.loads((folder / "model.json").read_text())["dropout"] == {"inner.dropout": 0.1, "drop": 0.1}
+    load(folder, net=Dropped())
+    for other, said in (
+        (Dropped(0.5, 0.5), r"layer 'inner.dropout' has dropout rate 0.5, in the saved model dropout rate 0.1 \(and 1"),
+        (Dropped(0.1, 0.0), "layer 'inner.dropout' has dropout rate 0, in the saved model dropout rate 0.1: make the"),
+    ):
+        with pytest.raises(StfsebError, match=said):
+            load(folder, net=other)
+    renamed = Dropped()
+    renamed.inner.p_drop, renamed.inner.dropout = 0.1, torch.tensor(0.1)
+    load(folder, net=renamed)
+
+
+def test_dropout_rates_inside_ensembles_and_of_built_in_networks(tmp_path):
+    folder = save(Ensemble([MCDropout(Dropped()), MCDropout(Dropped())]), tmp_path / "e")
+    load(folder, net=torch.nn.ModuleList([Dropped(), Dropped()]))
+    with pytest.raises(StfsebError, match=r"layer '1.inner.dropout' has dropout rate 0.3"):
+        load(folder, net=torch.nn.ModuleList([Dropped(), Dropped(0.3, 0.3)]))
+    net = SmallCNN()
+    for layer in (net.dropout1, net.dropout2, net.dropout):
+        layer.p = 0.2  # its spec says 0.5
+    folder = save(MCDropout(net), tmp_path / "s")
+    with pytest.raises(StfsebError, match=r"layer 'dropout1' has dropout rate 0.5, in the saved model .* 0.2"):
+        load(folder)
+    load(folder, net=SmallCNN(dropout=0.2))
+
+
+def test_dropout_rates_do_not_matter_where_dropout_is_off_or_the_model_is_of_before(tmp_path):
+    load(save(MAP(Dropped()), tmp_path / "map"), net=Dropped(0.5))
+    folder = save(MCDropout(Dropped()), tmp_path / "m")
+    meta = json.loads((folder / "model.json").read_text())
+    del meta["dropout"]
+    (folder / "model.json").write_text(json.dumps(meta))
+    load(folder, net=Dropped(0.5, 0.5))
+
+
+def test_a_class_in_place_of_a_network_is_said_to_be_one(tmp_path):
+    folder = save(MAP(plain()), tmp_path / "m")
+    with pytest.raises(StfsebError, match=r"net is the class Dropped: give an instance, Dropped\(\.\.\.\)"):
+        load(folder, net=Dropped)
+    with pytest.raises(StfsebError, match="net is the class Dropped"):
+        MAP(Dropped)
+    with pytest.raises(StfsebError, match=r"net is str: give an nn.Module"):
+        load(folder, net="resnet")
+
+
+def test_weights_that_do_not_fit_are_named_whole(tmp_path, resnet):
+    folder = save(MCDropout(resnet(width=8)), tmp_path / "m")
+    with pytest.raises(StfsebError, match=r"\(8,.*\) in the model and \(4,.*, and \d+ more: give the network that was"):
+        load(folder, net=resnet(width=4))
+
+
+def test_the_model_of_a_run_that_is_unfinished(tmp_path):
+    run = tmp_path / "runs" / "a b"
+    run.mkdir(parents=True)
+    (run / "checkpoint").write_bytes(b"")
+    with pytest.raises(StfsebError, match="is unfinished and has no model yet: start the command that began it again"):
+        load(run / "model")
+    (run / "run.json").write_text("{}")
+    for folder in (run, run / "model"):
+        with pytest.raises(StfsebError, match=r"unfinished and has no model yet: go on .* train --resume '.*/a b''"):
+            load(folder)

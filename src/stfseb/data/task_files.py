@@ -53,6 +53,8 @@ def definition(path: Path) -> str:
     kept = {k: v for k, v in _content(path).items() if k not in ("name", "title", "presets", "training")}
     if "network" in kept:
         kept["network"] = network_entry.with_fingerprint(kept["network"], path.parent.resolve())
+        if isinstance(kept["network"], dict) and "file" in kept["network"]:
+            kept.setdefault("dropout", None)  # the network's own default: with 0.5, as it was once, it is another run
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -108,6 +110,7 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
     context = sources.own_context(own) if own in sources.OWN_CONTEXTS else sources.parse(own, "context", base)
     ood = _mapping(entry.get("ood", {}), "ood")
     network, settings = network_entry.parse(entry.get("network", defaults["network"]), defaults["network"], base)
+    own_rate = not isinstance(network, str) and "dropout" not in content
     presets = _mapping(entry["presets"], "presets")
     _known(presets, METHODS, "method in presets")
     training = _mapping(entry["training"], "training")
@@ -125,7 +128,7 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
         in_channels=_number(entry["channels"], "channels", int, 1, 3),
         image_size=_number(entry["image_size"], "image_size", int, 4, 4096),
         class_names=_classes(entry.get("classes"), train),
-        dropout=_number(entry["dropout"], "dropout", float, 0, 0.999),
+        dropout=None if own_rate else _number(entry["dropout"], "dropout", float, 0, 0.999),
         augment=_flag(entry["augment"], "augment"),
         presets={method: dict(_mapping(value, f"presets: {method}")) for method, value in presets.items()},
         training=_training(training),

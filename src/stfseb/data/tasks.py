@@ -58,7 +58,7 @@ class Task:
     in_channels: int
     image_size: int
     class_names: tuple[str, ...]
-    dropout: float
+    dropout: float | None  # None: a network of the user's own keeps its default
     augment: bool
     presets: dict[str, dict[str, Any]]
     training: dict[str, Any]

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from stfseb.errors import StfsebError
 from stfseb.experiments.records import RECORD, read_record
-from stfseb.experiments.run import CHECKPOINT, RunConfig, make_method, own_network, train_and_evaluate, training_of
+from stfseb.experiments.run import (
+    CHECKPOINT,
+    RunConfig,
+    make_method,
+    network_notes,
+    own_network,
+    train_and_evaluate,
+    training_of,
+)
 from stfseb.methods.registry import key_of
 from stfseb.training.interrupts import Interrupted
 from stfseb.training.progress import in_epochs
@@ -99,10 +107,14 @@ def _of_the_folder(error: StfsebError, target: Path, folder: Path) -> StfsebErro
     return StfsebError(f"{folder} {said}: give {again}, or leave --resume out to start a new comparison")
 
 
-def check(data: TaskData, runs: Sequence[RunConfig]) -> None:
-    """Build every method once, so that a wrong setting of the last is found before the first trains."""
-    seen = set()
+def check(data: TaskData, runs: Sequence[RunConfig]) -> list[str]:
+    """Build every method once, so that a wrong setting of the last is found before the first trains.
+
+    Return what is to be said of their networks.
+    """
+    seen, notes = set(), []
     for config in runs:
         if config.method not in seen:
             seen.add(config.method)
-            make_method(data, config)
+            notes += network_notes(make_method(data, config))
+    return [note for note in sorted(set(notes)) if not any(other.startswith(f"{note},") for other in notes)]

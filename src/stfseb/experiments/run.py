@@ -16,6 +16,7 @@ from stfseb.evaluation.gallery import gallery
 from stfseb.experiments.machine import PeakMemory, code_version, machine
 from stfseb.experiments.records import write_record
 from stfseb.methods.decisions import HELD_OUT
+from stfseb.methods.dropout_rates import dropout_rates
 from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.registry import key_of, method_class
 from stfseb.methods.saving import save
@@ -76,8 +77,8 @@ def make_network(task: Task) -> torch.nn.Module:
     offered: dict[str, Any] = {
         "in_channels": task.in_channels,
         "classes": task.classes,
-        "dropout": task.dropout,
         "image_size": task.image_size,
+        **({} if task.dropout is None else {"dropout": task.dropout}),
     }
     if isinstance(task.network, str):
         return _NETWORKS[task.network](**{**offered, **task.network_settings})
@@ -124,6 +125,15 @@ def own_network(method: Method) -> dict[str, Any] | None:
     """Return how a method's network (of an ensemble the first) was made from a user's file, None for any other."""
     spec = spec_of(method.net)
     return own_file(spec) if spec else None
+
+
+def network_notes(method: Method) -> list[str]:
+    """Say of a user's own network what it is and, where predictions depend on them, its dropout rates."""
+    if (made := own_network(method)) is None:
+        return []
+    rates = sorted(set(dropout_rates(method).values()))
+    said = f", dropout {', '.join(f'{rate:g}' for rate in rates)}" if rates else ""
+    return [f"network: {made['make']} of {made['file']}{said}"]
 
 
 def refuse_reserved(settings: dict[str, Any]) -> None:
@@ -207,7 +217,7 @@ def evaluate_and_record(
         "training": training,
         "classes": data.task.classes,
         "data": _described(data),
-        "notes": [*data.notes, *_copies(method)],
+        "notes": [*data.notes, *network_notes(method), *_copies(method)],
         "code": code_version(),
         "machine": machine(method.like.device),
         "started": round(started),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as serialise
+from torch.nn.parameter import is_lazy
 
 from stfseb._version import __version__
 from stfseb.data.images import fingerprint
@@ -23,7 +25,9 @@ from stfseb.errors import StfsebError
 from stfseb.files import alone_in, read_json, write_bytes, write_json
 from stfseb.likelihoods import from_spec
 from stfseb.methods.calibrated import still_valid
+from stfseb.methods.dropout_rates import check_rates, dropout_rates
 from stfseb.methods.registry import KEYS, method_class
+from stfseb.networks.checks import check_module
 from stfseb.networks.registry import build, own_file, spec_of
 
 if TYPE_CHECKING:
@@ -61,10 +65,15 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
     Built-in networks are rebuilt; for any other module give a fresh instance as `net`.
     """
     folder, meta = Path(path).expanduser(), described(path)
+    if net is not None:
+        check_module(net)
+    method: Method | None = None
+    tensors: dict[str, Tensor] = {}
     try:
         tensors = _read_weights(folder, meta)
         method = _rebuild(meta, net, tensors)
         method.load_state_dict(tensors)
+        check_rates(method, meta)
     except KeyError as error:
         raise StfsebError(f"{folder / 'model.json'} lacks the entry {error}: it is damaged") from error
     except StfsebError:
@@ -75,10 +84,25 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
             "it is damaged or was edited"
         ) from error
     except RuntimeError as error:
-        lines = " ".join(str(error).split())
-        raise StfsebError(f"the weights in {folder} do not fit {type(net).__name__}: {lines[:300]}") from error
+        said = (_misfits(method, tensors) if method is not None else "") or " ".join(str(error).split())
+        name = "the network" if net is None else type(net).__name__
+        raise StfsebError(f"the weights in {folder} do not fit {name}: {said}") from error
     method.eval()
     return method
+
+
+def _misfits(method: Method, tensors: dict[str, Tensor]) -> str:
+    """Say which tensors of a model differ from those of the network it was to be loaded into: the first three."""
+    own = {name: value for name, value in method.state_dict().items() if not is_lazy(value)}
+    said = [
+        f"{name} is {tuple(tensors[name].shape)} in the model and {tuple(own[name].shape)} in the network"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    said += [f"the network has no {name}" for name in tensors.keys() - method.state_dict().keys()]
+    said += [f"the model has no {name}" for name in own.keys() - tensors.keys()]
+    more = f", and {len(said) - 3} more" if len(said) > 3 else ""
+    return f"{', '.join(sorted(said)[:3])}{more}: give the network that was saved" if said else ""
 
 
 def described(path: str | Path) -> dict[str, Any]:
@@ -99,6 +123,8 @@ def described(path: str | Path) -> dict[str, Any]:
 def _check_there(folder: Path) -> None:
     """Raise an error that leads to the model unless `folder` holds one."""
     remedy = "give the folder that 'stfseb train', 'stfseb compare' or stfseb.save wrote"
+    if not (folder / "model.json").exists():
+        _check_finished(folder)
     if not folder.exists():
         raise StfsebError(f"model folder {folder} does not exist: {remedy}")
     if not folder.is_dir():
@@ -109,6 +135,23 @@ def _check_there(folder: Path) -> None:
             others = f" or one of {len(inside) - 1} more" if len(inside) > 1 else ""
             raise StfsebError(f"{folder} holds runs, not a model: give {inside[0]}{others}")
         raise StfsebError(f"{folder} holds no model (model.json is missing): {remedy}")
+
+
+def _check_finished(folder: Path) -> None:
+    """Raise if a folder without a model is (or is in) the folder of a run that has not finished."""
+    for run in (folder, folder.parent):
+        if (run / "record.json").exists():
+            continue
+        if (run / "run.json").exists():
+            raise StfsebError(
+                f"the run in {run} is unfinished and has no model yet: go on with it, "
+                f"'stfseb train --resume {shlex.quote(str(run))}'"
+            )
+        if (run / "checkpoint").is_file():
+            raise StfsebError(
+                f"the run in {run} is unfinished and has no model yet: start the command that began it again "
+                f"(compare with --resume {shlex.quote(str(run.parent))})"
+            )
 
 
 def _check_known(method: Method) -> None:
@@ -131,6 +174,7 @@ def _description(method: Method) -> dict[str, Any]:
         "network": spec or {"class": type(method.net).__qualname__},
         "dtype": str(method.like.dtype).removeprefix("torch."),
         "frozen": [name for name, parameter in method.named_parameters() if not parameter.requires_grad],
+        "dropout": dropout_rates(method),
         "outputs": method._outputs,
         "range": None if method.seen.span is None else list(method.seen.span),
         "context": method.provenance.get("context")

@@ -16,10 +16,17 @@ class GroupingWarning(UserWarning):
     """Predictions of a row depend on which other rows are predicted with it."""
 
 
-def check_network(net: nn.Module, label: str, *, lazy: bool) -> None:
-    """Refuse what `label` cannot go around; `lazy` says whether weights may be made by the first pass."""
+def check_module(net: object) -> None:
+    """Refuse what is no network; the usual mistake is its class."""
+    if isinstance(net, type):
+        raise StfsebError(f"net is the class {net.__name__}: give an instance, {net.__name__}(...)")
     if not isinstance(net, nn.Module):
         raise StfsebError(f"net is {type(net).__name__}: give an nn.Module")
+
+
+def check_network(net: nn.Module, label: str, *, lazy: bool) -> None:
+    """Refuse what `label` cannot go around; `lazy` says whether weights may be made by the first pass."""
+    check_module(net)
     if any(isinstance(module, ScriptModule) for module in net.modules()):
         raise StfsebError(
             f"{type(net).__name__} is scripted or traced, and what runs in it cannot be reached: give {label} the "

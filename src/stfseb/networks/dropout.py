@@ -280,6 +280,23 @@ def module_rates(net: nn.Module) -> set[float]:
     return rates
 
 
+def named_rates(net: nn.Module) -> dict[str, float]:
+    """Return the dropout rates of a network by name: of dropout modules, and of numbers that are called dropout.
+
+    The second are what a `forward` with `F.dropout(x, self.dropout)` takes its rate from, as far as one can see
+    without a pass.
+    """
+    rates: dict[str, float] = {}
+    for name, module in net.named_modules():
+        if isinstance(module, DROPOUT_MODULES):
+            rates[name] = float(module.p)
+        for key, value in vars(module).items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if "drop" in key.lower() and number and 0 <= value <= 1:
+                rates[f"{name}.{key}".lstrip(".")] = float(value)
+    return rates
+
+
 def check_has_dropout(net: nn.Module) -> None:
     """Raise unless the network has a dropout module or a `forward` that speaks of dropout."""
     if module_rates(net) or any("dropout" in name.lower() for name in _names_in_forwards(net)):
