@@ -213,7 +213,7 @@ def wrong(tmp_path):
         ),
         "no method": (["compare", "mini", "--methods", ","], "names nothing"),
         "no class of the model": (["calibrate", "MODEL", tmp_path / "two"], "is no class of this task"),
-        "class without pictures": (["compare", tmp_path / "hollow.yaml"], "has no PNG or JPEG in"),
+        "class without pictures": (["compare", tmp_path / "hollow.yaml"], "has no PNG, JPEG, WebP"),
         "split of a task": (["data", "show", "mini", "--split", "test"], "leave --split out"),
         "device to serve on": (["serve", "MODEL", "--device", "tpu9"], "device 'tpu9' cannot be used"),
         "address to serve on": (["serve", "MODEL", "--host", "192.0.2.1"], "--host 192.0.2.1"),

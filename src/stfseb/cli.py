@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from stfseb.commands_evaluate import evaluate
+from stfseb.commands_predict import predict
 from stfseb.errors import StfsebError
 
 app = typer.Typer(
@@ -32,11 +32,9 @@ Context = Annotated[
     str | None,
     typer.Option(help="A data set, 'train' (training images) or 'distorted' (copies of these) as context."),
 ]
-Samples = Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples; by default the task's or the model's.")]
 Network = Annotated[
     Path | None, typer.Option(help="The Python file of the model's network, where that is one of your own.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
@@ -163,48 +161,7 @@ def train(
 app.command()(evaluate)
 
 
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="A model folder that 'train' or 'compare' wrote.")],
-    inputs: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, folders of them, or .npy/.npz arrays.")],
-    coverage: Annotated[
-        float | None, typer.Option(help="Answer this fraction of familiar images; by default the model's own rule.")
-    ] = None,
-    samples: Samples = None,
-    device: Device = None,
-    network: Network = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say for each image its class and the probability, or why the model would rather not say."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from stfseb.experiments.models import load_model
-    from stfseb.experiments.predict import predict_files
-
-    if coverage is not None:
-        _check_fraction("--coverage", coverage)
-    method = load_model(model, network).to(_device(device))
-    rows = predict_files(method, inputs, samples=samples, coverage=coverage)
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    table = Table(title=f"{method.label} from {model}")
-    table.add_column("image", overflow="fold")
-    table.add_column("class")
-    table.add_column("probability", justify="right")
-    sets = "plausible" in rows[0]
-    if sets:
-        table.add_column("plausible", overflow="fold")
-    table.add_column("abstains because it", overflow="fold")
-    for row in rows:
-        cells = [escape(row["image"]), escape(row["class"]), f"{100 * row['probability']:.1f} %"]
-        cells += [escape(", ".join(row["plausible"])) or "none"] if sets else []
-        table.add_row(*cells, f"[bold yellow]{escape(row['why'])}[/]" if row["abstains"] else "")
-    console = Console()
-    console.print(table)
-    console.print(rows[0]["rule"], style="dim", highlight=False, soft_wrap=True)
+app.command()(predict)
 
 
 @app.command()

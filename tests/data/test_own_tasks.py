@@ -12,7 +12,8 @@ import torch
 import yaml
 from PIL import Image
 
-from stfseb.data.pictures import read_picture
+from stfseb.data.images import ImageSet
+from stfseb.data.pictures import LeftOutWarning, read_picture
 from stfseb.data.task_files import built_in
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
@@ -195,14 +196,65 @@ def test_classes_must_be_told_for_arrays(tmp_path):
 
 def test_class_without_pictures(photos):
     (photos / "train" / "moon").mkdir()
-    with pytest.raises(StfsebError, match="class 'moon' has no PNG or JPEG in"):
+    with pytest.raises(StfsebError, match="class 'moon' has no PNG, JPEG, WebP"):
         load_task(write(photos, **BASE)).load()
 
 
 def test_test_class_that_was_never_trained(photos):
     picture(photos / "test" / "moon" / "1.png", (1, 1, 1))
-    with pytest.raises(StfsebError, match=r"moon' is no class of this task \(leaf, rose, sky\)"):
+    with pytest.raises(StfsebError, match=r"moon' is no class of this task \(leaf, rose, sky\): .* add pictures"):
         load_task(write(photos, **BASE)).load()
+
+
+def test_pictures_in_other_formats_are_read_and_other_files_are_named(photos):
+    for number, ending in enumerate(("webp", "bmp", "tif", "TIFF", "ppm")):
+        picture(photos / "test" / "sky" / f"more{number}.{ending}", (0, 0, 220))
+    for name in ("Thumbs.db", ".DS_Store", ".cache/deep.txt", "desktop.ini"):
+        (photos / "test" / "sky" / name).parent.mkdir(exist_ok=True)
+        (photos / "test" / "sky" / name).write_text("")
+    data = load_task(write(photos, **BASE, ood={"other": {"folder": "other"}})).load()
+    assert data.test.labels.bincount().tolist() == [2, 2, 7]
+    assert data.test.note == data.ood["other"].note == ""
+    for name in ("leaf/1.txt", "leaf/2.TXT", "leaf/LICENSE", "sky/1.heic"):
+        (photos / "test" / name).write_text("")
+    (photos / "other" / "labels.csv").write_text("")
+    picture(photos / "test" / "astray.png", (0, 0, 0))
+    data = load_task(write(photos, **BASE, ood={"other": {"folder": "other"}})).load()
+    said = "left out, as they are not PNG, JPEG, WebP, BMP, TIFF or PPM: "
+    beside = "test my_task-test: left out: 1 picture beside the class folders; "
+    assert f"{beside}{said}2 .txt, 1 without an ending in leaf, 1 .heic in sky" in data.notes
+    assert f"other: {said}1 .csv in other" in data.notes
+
+
+def test_a_class_that_keeps_few_of_its_pictures_is_a_warning(photos):
+    for number in range(7):
+        (photos / "train" / "sky" / f"{number}.heic").write_text("")
+    with pytest.warns(LeftOutWarning, match=r"class 'sky' keeps 6 pictures, 7 \.heic are left out: convert them to"):
+        load_task(write(photos, **BASE)).load()
+    for file in (photos / "test" / "sky").iterdir():
+        file.rename(file.with_suffix(".avif"))
+    with (
+        pytest.warns(LeftOutWarning),
+        pytest.raises(StfsebError, match=r"class 'sky' has no PNG.* in '.*sky' \(but 2 \.avif\): put some there"),
+    ):
+        load_task(write(photos, **BASE)).load()
+
+
+def test_pictures_that_cannot_be_read_are_counted_and_named(photos):
+    for number in range(4):
+        (photos / "train" / "sky" / f"bad{number}.png").write_text("not a picture")
+    with pytest.raises(
+        StfsebError,
+        match=r"^4 of 22 pictures cannot be read \(.*bad0.png', '.*bad1.png', '.*bad2.png', \.\.\.; the",
+    ) as caught:
+        load_task(write(photos, **BASE)).load()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_set_of_images_is_shown_in_a_line():
+    images = ImageSet("photos-train", torch.zeros(6, 3, 16, 16, dtype=torch.uint8), torch.arange(6) % 3, "converted")
+    assert repr(images) == "ImageSet('photos-train', 6 images 3x16x16, labels of 3 classes, converted)"
+    assert "no labels" in repr(ImageSet("other", images.images))
 
 
 @pytest.mark.parametrize("damage", ["text", "truncated", "empty", "gif"])
@@ -218,7 +270,7 @@ def test_unreadable_picture(photos, damage):
         Image.new("L", (8, 8)).save(path, "GIF")
     else:
         path.write_bytes(b"")
-    with pytest.raises(StfsebError, match=r"1.png' cannot be read as PNG or JPEG: replace or remove it"):
+    with pytest.raises(StfsebError, match=r"1.png' cannot be read as PNG, JPEG, .* PPM: replace or remove it"):
         load_task(write(photos, **BASE)).load()
 
 

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from stfseb import MCDropout, SmallCNN, StfsebError, fit, load, save
+from stfseb import MCDropout, SmallCNN, StfsebError, cli, fit, load, save
 from stfseb.cli import app
 from stfseb.experiments.calibrate import calibrate_model
 from stfseb.experiments.jobs import make_job, perform
-from stfseb.experiments.predict import predict_files, rules_in_words
+from stfseb.experiments.predict import counts_in_words, predict_files, rules_in_words, samples_in_words
 
 NAMES = ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 
@@ -182,3 +182,42 @@ def test_few_held_back_images_still_set_the_rule_that_they_can_promise(tiny, tmp
     assert set(record["calibration"]) == {"abstain"}
     assert record["calibration"]["abstain"]["images"] == 12
     assert rules_in_words(load(job.folder(tmp_path) / "model")).startswith("Below ")
+
+
+def test_a_number_of_samples_that_the_thresholds_were_not_set_with_is_said(model):
+    method = load(model)
+    assert samples_in_words(method, 3) == ""
+    method.ood_threshold(0.05)
+    method.abstain(0.8)
+    own = method.calibration["abstain"]["samples"]
+    assert samples_in_words(method, None) == samples_in_words(method, own) == ""
+    assert f"set with {own} samples and are used with 7" in samples_in_words(method, 7)
+
+
+def test_predict_counts_the_unfamiliar_and_names_what_it_cannot_read(model, mini, tmp_path, monkeypatch, capsys):
+    method = load(model)
+    method.ood_threshold(0.05)
+    method.abstain(0.8)
+    save(method, model)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, image in enumerate(mini("test", 6).images[:, 0].numpy()):
+        Image.fromarray(image).save(photos / f"{number}.png")
+    for name in ("bad1.png", "bad2.png"):
+        (photos / name).write_text("no picture")
+    rows = predict_files(load(model), [photos], unread={})
+    words = ["stfseb", "predict", str(model), str(photos), "--samples", "7"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "5.png" in said.out
+    assert re.search(r"\d of 6 unfamiliar, \d more without an answer\.", said.out)
+    assert counts_in_words(rows).startswith(f"{sum(row['unfamiliar'] for row in rows)} of 6 unfamiliar, ")
+    assert said.err.splitlines()[0].startswith("note: the model's thresholds were set with 2 samples")
+    assert said.err.splitlines()[-1].startswith("stfseb: error: 2 of 8 pictures cannot be read (")
+    monkeypatch.setattr("sys.argv", [*words, "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert len(json.loads(capsys.readouterr().out)) == 6

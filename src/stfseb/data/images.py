@@ -46,6 +46,13 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __repr__(self) -> str:
+        """Say what the set is, not what its pixels are."""
+        size = "x".join(map(str, self.images.shape[1:]))
+        labelled = "no labels" if self.labels is None else f"labels of {len(self.labels.unique())} classes"
+        note = f", {self.note}" if self.note else ""
+        return f"ImageSet({self.name!r}, {len(self)} images {size}, {labelled}{note})"
+
     @cached_property
     def fingerprint(self) -> str:
         """Identify the exact pixels and labels in every result made from them."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from stfseb.data.arrays import load_arrays
-from stfseb.data.pictures import picture_files, read_picture
+from stfseb.data.pictures import KINDS, listed_endings, read_pictures, read_what_can_be, sorted_out, warn_of_left_out
 from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels
 
@@ -20,30 +20,42 @@ if TYPE_CHECKING:
 ARRAYS = (".npy", ".npz")
 
 
-def read_inputs(path: Path, shape: tuple[int, ...]) -> tuple[list[str], Tensor]:
+def read_inputs(
+    path: Path, shape: tuple[int, ...], unread: dict[Path, StfsebError] | None = None
+) -> tuple[list[str], Tensor]:
     """Return names and images (N, C, H, W) from an image file, a folder of them, or an array of images.
 
-    Names are paths as given: of images in two folders, file names alone would not tell which is which.
+    Names are paths as given: of images in two folders, file names alone would not tell which is which. Pictures that
+    cannot be read are left out where `unread` takes what is said of them, else they are an error.
     """
     if path.is_dir():
-        files = picture_files(path)
+        files, others = sorted_out(path)
         if not files:
-            raise StfsebError(f"{path} holds no PNG or JPEG file: give another folder, files, or an .npy array")
-        return [str(f) for f in files], torch.cat([_picture(f, shape) for f in files])
+            there = f" (but {listed_endings(others)})" if others else ""
+            raise StfsebError(f"{path} holds no {KINDS} file{there}: give another folder, files, or an .npy array")
+        warn_of_left_out(str(path), len(files), others, beyond=0)
+        return _pictures(files, shape, unread)
     if not path.is_file():
         raise StfsebError(f"{path} does not exist: give image files, a folder of them, or an .npy array")
     if path.suffix.lower() in ARRAYS:
         images = _as_images(_array(path), shape, path)
         return [f"{path}[{i}]" for i in range(len(images))], images
-    return [str(path)], _picture(path, shape)
+    return _pictures([path], shape, unread)
 
 
-def _picture(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """Read a picture as the folders of a task are read: what a model is asked must look like what it learnt."""
+def _pictures(
+    paths: list[Path], shape: tuple[int, ...], unread: dict[Path, StfsebError] | None
+) -> tuple[list[str], Tensor]:
+    """Read pictures as the folders of a task are read: what a model is asked must look like what it learnt."""
     channels, height, width = shape
     if height != width:
         raise StfsebError(f"the model takes images of {width} x {height} pixels: give them as an .npy array")
-    return read_picture(path, channels, height)[None]
+    if unread is None:
+        return [str(path) for path in paths], read_pictures(paths, channels, height)
+    read, failed = read_what_can_be(paths, channels, height)
+    unread.update(failed)
+    none = torch.empty((0, *shape), dtype=torch.uint8)
+    return [str(path) for path in read], torch.stack([*read.values()]) if read else none
 
 
 def _array(path: Path) -> np.ndarray[Any, Any]:

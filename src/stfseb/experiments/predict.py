@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stfseb.data.pictures import all_unread
 from stfseb.errors import StfsebError
 from stfseb.evaluation.conformal import prediction_sets
 from stfseb.experiments.pictures import read_inputs
@@ -26,11 +27,17 @@ _NO_RULE = (
 
 
 def predict_files(
-    method: Method, paths: Sequence[str | Path], samples: int | None = None, *, coverage: float | None = None
+    method: Method,
+    paths: Sequence[str | Path],
+    samples: int | None = None,
+    *,
+    coverage: float | None = None,
+    unread: dict[Path, StfsebError] | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row an image; all files are read before the first prediction.
 
-    `coverage` sets the rule of `method.abstain` anew, from the held-out images that the model remembers.
+    `coverage` sets the rule of `method.abstain` anew, from the held-out images that the model remembers. Pictures that
+    cannot be read are an error that names them; where `unread` is given they are put there, and the others predicted.
     """
     shape = method.provenance.get("input")
     if not shape:
@@ -40,9 +47,11 @@ def predict_files(
         )
     names, images = [], []
     for path in paths:
-        found, pixels = read_inputs(Path(path), tuple(shape))
+        found, pixels = read_inputs(Path(path), tuple(shape), unread)
         names += found
         images.append(pixels if pixels.is_floating_point() else pixels.float() / 255.0)
+    if not names and unread:
+        raise all_unread(unread, len(unread))
     if not names:
         raise StfsebError("no images were given")
     if coverage is not None:
@@ -84,6 +93,29 @@ def in_words(method: Method, names: Sequence[str], decisions: Decisions, sets: A
             row["plausible"] = plausible
         rows.append(row)
     return rows
+
+
+def counts_in_words(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many images of `in_words` look unfamiliar, and for how many more the model abstains."""
+    unfamiliar = sum(row["unfamiliar"] for row in rows)
+    others = sum(row["abstains"] and not row["unfamiliar"] for row in rows)
+    return f"{unfamiliar} of {len(rows)} unfamiliar, {others} more without an answer."
+
+
+def samples_in_words(method: Method, samples: int | None) -> str:
+    """Say that thresholds were set with another number of samples than predictions take; nothing where not.
+
+    Sets of plausible classes take their own number in any case.
+    """
+    rules = [rule for name in (UNFAMILIAR, ABSTAIN) if (rule := method.calibration.get(name))]
+    own = {int(rule["samples"]) for rule in rules if "samples" in rule}
+    if samples is None or not own - {samples} or not hasattr(method.settings, "samples"):
+        return ""
+    listed = " and ".join(map(str, sorted(own)))
+    return (
+        f"the model's thresholds were set with {listed} samples and are used with {samples}, which changes how often "
+        "they apply: leave --samples out"
+    )
 
 
 def rules_in_words(method: Method) -> str:
