@@ -92,6 +92,7 @@ def test_orientation_mark_is_obeyed(tmp_path):
     assert got[0, 5:].float().mean() > 220
 
 
+@pytest.mark.filterwarnings("ignore::stfseb.data.overlaps.OverlapWarning")  # one file serves for both
 @pytest.mark.parametrize("layout", ["NHW", "NCHW", "NHWC", "float"])
 def test_arrays(tmp_path, layout):
     images = RNG.integers(0, 256, (30, 8, 8), dtype=np.uint8)
@@ -110,6 +111,7 @@ def test_arrays(tmp_path, layout):
     assert data.context is None
 
 
+@pytest.mark.filterwarnings("ignore::stfseb.data.overlaps.OverlapWarning")  # one file serves for both
 def test_named_arrays_and_fit(tmp_path):
     images = RNG.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", pictures=images, kind=np.arange(12)[:, None] % 2, weight=np.ones(12))

@@ -10,7 +10,7 @@ from stfseb import cli
 TASK = """
 train: {array: train.npz}
 test: {array: test.npz}
-ood: {other: {array: test.npz}}
+ood: {other: {array: other.npy}}
 validation: {fraction: 0.2}
 context: train
 network: {name: small, hidden: 8}
@@ -32,6 +32,7 @@ def tiny(tmp_path_factory):
         images[labels == c, :, 4 * c : 4 * c + 4] += 120
     np.savez(folder / "train.npz", images=images[:120], labels=labels[:120])
     np.savez(folder / "test.npz", images=images[120:], labels=labels[120:])
+    np.save(folder / "other.npy", 255 - images[120:])
     (folder / "tiny.yaml").write_text(TASK)
     return str(folder / "tiny.yaml")
 

@@ -64,7 +64,7 @@ train: {folder: train}
 test: {folder: test}
 validation: {fraction: 0.25}
 context: {folder: other}
-ood: {other: {folder: other}}
+ood: {other: {folder: strange}}
 channels: 3
 image_size: 16
 dropout: 0.2
@@ -76,13 +76,13 @@ NETWORK = "network: {file: nets/resnet.py, make: ResNet, width: 6}\n"
 @pytest.fixture
 def photos(tmp_path) -> Path:
     random = np.random.default_rng(0)
-    for split, count in (("train", 12), ("test", 5), ("other", 6)):
+    for split, count in (("train", 12), ("test", 5), ("other", 6), ("strange", 6)):
         for number, name in enumerate(("bag", "shirt", "shoe")):
-            folder = tmp_path / split / (name if split != "other" else "")
+            folder = tmp_path / split / (name if split in ("train", "test") else "")
             folder.mkdir(parents=True, exist_ok=True)
             for i in range(count):
                 pixels = random.integers(0, 90, (16, 16, 3), dtype=np.uint8)
-                pixels[..., number] += 160 if split != "other" else 0
+                pixels[..., number] += 160 if split in ("train", "test") else 0
                 Image.fromarray(pixels).save(folder / f"{name}{i}.png")
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "resnet.py").write_text(RESNET)

@@ -131,7 +131,7 @@ def test_distorted_training_images_serve_as_context(tiny, tmp_path):
     assert len(method.context.images) == 2 * len(made.train)
     assert not_on_disk(make_job(tiny, "stfseb", context="distorted")) is None
     again = tmp_path / "again.yaml"
-    for name in ("train.npz", "test.npz"):
+    for name in ("train.npz", "test.npz", "other.npy"):
         shutil.copy(Path(tiny).with_name(name), tmp_path)
     again.write_text(yaml.safe_dump({**yaml.safe_load(Path(tiny).read_text()), "context": "distorted"}))
     assert torch.equal(load_task(again).load().context.images, made.context.images)

@@ -29,7 +29,7 @@ train: {array: train.npz}
 validation: {fraction: 0.1}
 test: {array: test.npz}
 context: {array: other.npy}
-ood: {strange: {array: other.npy}}
+ood: {strange: {array: strange.npy}}
 channels: 1
 image_size: 28
 classes: 10
@@ -49,6 +49,7 @@ def task(tmp_path_factory):
         images = read(part).take(slice(0, count))
         np.savez(folder / f"{name}.npz", images=images.images.numpy(), labels=images.labels.numpy())
     np.save(folder / "other.npy", read("kmnist").images[:100].numpy())
+    np.save(folder / "strange.npy", read("mnist").images[:100].numpy())
     (folder / "task.yaml").write_text(TASK)
     return folder / "task.yaml"
 

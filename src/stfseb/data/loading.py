@@ -9,6 +9,7 @@ import torch
 from stfseb.data.augmentation import distorted
 from stfseb.data.folder import data_folder
 from stfseb.data.images import ImageSet
+from stfseb.data.overlaps import warn_of_overlaps
 from stfseb.data.sources import OWN_CONTEXTS, NotOnDiskError, Source, own_context, parse, read
 from stfseb.data.tasks import HeldOut, TaskData
 from stfseb.errors import StfsebError, unknown
@@ -44,10 +45,12 @@ def load(task: Task, folder: str | Path | None = None, context: str | None = Non
         return result
 
     train = bring(task.train, "train", f"{task.name}-train")
+    parts = {"train": (task.train, train)}  # with those that are held out of it
     if isinstance(task.validation, HeldOut):
         train, validation = hold_out(train, task.validation.fraction, task.validation.seed)
     else:
         validation = bring(task.validation, "validation", f"{task.name}-validation")
+        parts["validation"] = (task.validation, validation)
     test = bring(task.test, "test", f"{task.name}-test")
 
     chosen = task.context
@@ -72,6 +75,11 @@ def load(task: Task, folder: str | Path | None = None, context: str | None = Non
             ood[name] = bring(source, "ood", name)
         except NotOnDiskError:
             notes.append(f"{name}: not on disk, no result")
+    parts["test"] = (task.test, test)
+    if chosen is not None and pool is not None:
+        parts["context"] = (chosen, pool)
+    parts |= {f"ood/{name}": (task.ood[name], images) for name, images in ood.items()}
+    notes += warn_of_overlaps(parts)
     return TaskData(task, train, validation, test, pool, ood, notes, where)
 
 
