@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,27 +30,34 @@ class OverlapWarning(UserWarning):
 def warn_of_overlaps(parts: dict[str, tuple[Source, ImageSet]]) -> list[str]:
     """Warn of parts (train, validation, test, context, ood/NAME) that share images; return what was said.
 
-    Two published sets are taken at their publishers' word, unless they are the same one.
+    Published sets are taken at their publishers' word: of two, only the same images under two names are told.
     """
     hashes: dict[str, list[int]] = {}
     said = []
-    for name, (source, images) in parts.items():
-        for other, (where, others) in parts.items():
-            meaning = _MEANING.get((name.partition("/")[0], other))
-            published = source.kind == where.kind == "set" and images.name != others.name
-            if meaning is None or published or images.images.shape[1:] != others.images.shape[1:]:
-                continue
-            for key, one in ((name, images), (other, others)):
-                if key not in hashes:
-                    hashes[key] = _hashes(one)
-            shared = _shared(images, hashes[name], hashes[other])
-            if shared and shared >= _LEAST * min(len(images), len(others)):
-                said.append(
-                    f"{name.removeprefix('ood/')} shares {shared} of its {len(images)} images with {other}: {meaning}; "
-                    "give each its own"
-                )
-                warnings.warn(said[-1], OverlapWarning, stacklevel=4)
+    for name, other in product(parts, parts):
+        meaning = _MEANING.get((name.partition("/")[0], other))
+        least = _least(parts[name][0], parts[other][0])
+        images, others = parts[name][1], parts[other][1]
+        if meaning is None or least is None or images.images.shape[1:] != others.images.shape[1:]:
+            continue
+        for key in (name, other):
+            if key not in hashes:
+                hashes[key] = _hashes(parts[key][1])
+        shared = _shared(images, hashes[name], hashes[other])
+        if shared and shared >= least * min(len(images), len(others)):
+            said.append(
+                f"{name.removeprefix('ood/')} shares {shared} of its {len(images)} images with {other}: {meaning}; "
+                "give each its own"
+            )
+            warnings.warn(said[-1], OverlapWarning, stacklevel=4)
     return said
+
+
+def _least(one: Source, other: Source) -> float | None:
+    """Return which fraction of the smaller set is too many, None where the two are not compared."""
+    if not one.kind == other.kind == "set":
+        return _LEAST
+    return 1.0 if one.where == other.where else None
 
 
 def _hashes(images: ImageSet) -> list[int]:
