@@ -235,7 +235,7 @@ def test_a_minibatch_is_sent_while_the_card_is_busy():
 
 def test_one_row_left_over_and_batch_norm():
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    x, y = torch.rand(65, 2), torch.zeros(65, dtype=torch.long)
+    x, y = torch.rand(65, 2), torch.arange(65) % 2
     with pytest.raises(StfsebError, match="batch_size"):
         fit(MAP(net), (x, y), (x, y), epochs=1, batch_size=32, progress=False)
 

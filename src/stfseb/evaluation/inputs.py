@@ -97,7 +97,7 @@ def _check_labels(targets: Any, count: int, name: str, classes: int | None) -> T
         shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
         raise StfsebError(f"{name}: labels must be one integer an image, shape ({count},), not {shape}")
     if targets.is_floating_point() or targets.is_complex():
-        raise StfsebError(f"{name}: labels must be integers, not {targets.dtype}")
+        raise StfsebError(f"{name}: labels must be integers, not {targets.dtype}: give labels.long()")
     found: Tensor = targets.detach().cpu().long()
     outside = found[(found < 0) | (found >= (classes or math.inf))]
     if len(outside):

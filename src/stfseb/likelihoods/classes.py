@@ -43,7 +43,8 @@ class Classification(Likelihood):
     def check_kind(self, y: Tensor) -> None:
         """Raise unless `y` is one whole number a row: 0.7 is no class, and a row of ones and zeros not one."""
         if y.is_floating_point() or y.ndim != 1:
-            raise StfsebError(f"labels must be integers of shape (N,), not {y.dtype} {tuple(y.shape)}")
+            remedy = "y.long()" if y.ndim == 1 else "the number of each row's class"
+            raise StfsebError(f"labels must be integers of shape (N,), not {y.dtype} {tuple(y.shape)}: give {remedy}")
 
     def _check_labels(self, y: Tensor, classes: int) -> None:
         self.check_kind(y)

@@ -29,6 +29,7 @@ from stfseb.training.folds import NoMemoryError, is_out_of_memory
 from stfseb.training.interrupts import Interrupted, Interrupts
 from stfseb.training.progress import in_epochs
 from stfseb.training.resuming import Keeper, Partial, identity_of
+from stfseb.training.suspicions import warn_of_mistakes
 from stfseb.training.validation import Score, validation_score
 
 if TYPE_CHECKING:
@@ -313,6 +314,8 @@ def check_split(method: Method, batches: Batches, what: str) -> None:
     method.likelihood.check_targets(y, outputs)
     if isinstance(batches, LoaderBatches):  # the minibatches to come, too
         batches.check = lambda y: method.likelihood.check_targets(y, outputs)
+    if what == "train":
+        warn_of_mistakes(method, x, y, batches.num_data)
 
 
 def validation_batches(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
