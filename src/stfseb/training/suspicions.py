@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from stfseb.methods.base import Method
 
-_ROWS = 4
+_ROWS = 3
 _NEAR = 1e-3
 
 
