@@ -249,7 +249,7 @@ def test_runs_share_a_card_by_fractions_and_failures_come_back(tiny, tmp_path):
     assert not list(folder.rglob("*-seed*"))  # cleared once recorded
 
 
-def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tiny, tmp_path, monkeypatch):
+def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tiny, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("STFSEB_SCRATCH", str(tmp_path / "scratch"))
     jobs = [make_job(tiny, "map", seed, training={"epochs": epochs}) for seed, epochs in enumerate((30, 1500))]
     share = []
@@ -266,6 +266,7 @@ def test_a_cluster_of_its_own_a_killed_run_and_the_drivers_share_of_the_time(tin
     thread.start()
     outcome, said = run(jobs, tmp_path / "results", None, processes=1)
     thread.join()
+    assert "CommClosedError" not in capfd.readouterr().err  # of a scheduler that tells a driver which has left
     assert sorted(outcome.done) == sorted(job.name for job in jobs)
     assert any("its worker was killed (SIGKILL, out of memory?): given to another" in line for line in said)
     slower = slowness()  # a slow machine needs more CPU time, a busy one makes the job longer
@@ -344,6 +345,7 @@ def test_status_tells_the_queue_from_what_is_trained_and_a_lost_worker_is_said(t
         outcome, said = run(jobs, results, dask.address)
         thread.join()
     assert len(outcome.done) == 6
+    assert "CRITICAL" not in (folder / "dask_scheduler.log").read_text()
     (found,) = seen
     assert (found.counts["running"], found.counts["left"], found.queued) == (2, 4, 4)
     assert len({one.who["worker"] for one in found.of("running")}) == 2

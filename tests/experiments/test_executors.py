@@ -82,7 +82,7 @@ def test_a_failure_is_kept_spreads_to_no_other_and_is_retried_on_request(jobs, t
 
     monkeypatch.setattr(work, "perform", lambda *a, **k: pytest.fail("a failed run was done without being asked for"))
     outcome, said = run(jobs, tmp_path)
-    assert list(outcome.failed) == list(outcome.before) == [broken]
+    assert list(outcome.failed) == outcome.before == [broken]
     assert "--retry-failed" in said[0]
 
     monkeypatch.setattr(work, "perform", perform)
@@ -141,7 +141,7 @@ def test_parts_are_measured_with_the_run_or_later_from_its_model(jobs, tmp_path,
     record = (jobs[0].folder(tmp_path) / "record.json").stat().st_mtime_ns
     assert json.loads((jobs[0].folder(tmp_path) / "rotation.json").read_text()) == {"images": 40}
     outcome, _ = run(jobs[:2], tmp_path, parts=("rotation", "corruption"))
-    assert (outcome.done, outcome.measured) == (names(jobs[:2]), {jobs[0].name})
+    assert (outcome.done, outcome.measured) == (names(jobs[:2]), [jobs[0].name])
     assert asked == [("rotation", "map", 2), ("corruption", "map", 2), ("rotation", "map", 2), ("corruption", "map", 2)]
     assert (jobs[0].folder(tmp_path) / "record.json").stat().st_mtime_ns == record
     outcome, _ = run(jobs[:1], tmp_path, parts=("rotation",))
@@ -156,7 +156,7 @@ def test_a_run_without_its_model_says_what_to_do_and_is_looked_at_again(jobs, tm
     shifts = pytest.importorskip("stfseb.experiments.shifts")
     monkeypatch.setattr(shifts, "measure_part", lambda part, method, data, samples: {"images": len(data.test)})
     first, _ = run(jobs[:2], tmp_path)
-    assert (sorted(first.done), first.measured) == (sorted(names(jobs[:2])), set())
+    assert (sorted(first.done), first.measured) == (sorted(names(jobs[:2])), [])
     place = f"runs/tiny/{jobs[0].name}"
     record = (jobs[0].folder(tmp_path) / "record.json").read_bytes()
     model, kept = jobs[0].folder(tmp_path) / "model", tmp_path / "kept"
@@ -173,7 +173,7 @@ def test_a_run_without_its_model_says_what_to_do_and_is_looked_at_again(jobs, tm
         assert (jobs[0].folder(tmp_path) / "record.json").read_bytes() == record
     shutil.rmtree(jobs[0].folder(tmp_path))
     outcome, _ = run(jobs[:2], tmp_path, parts=("rotation",))
-    assert (outcome.done, outcome.measured, outcome.failed) == ([jobs[0].name], set(), {})
+    assert (outcome.done, outcome.measured, outcome.failed) == ([jobs[0].name], [], {})
 
 
 def test_a_run_that_another_has_is_waited_for_and_not_repeated(jobs, tmp_path):

@@ -40,7 +40,7 @@ def pretend(monkeypatch):
             (folder / "record.json").write_text(json.dumps(record))
             outcome.done.append(job.name)
             if before:
-                outcome.measured.add(job.name)
+                outcome.measured.append(job.name)
         calls.append((parts, outcome))
         return outcome
 
@@ -120,7 +120,7 @@ def test_what_failed_before_is_told_from_what_failed_now_with_the_way_on(pretend
 
     def again(jobs, results, **how):
         outcome = whole(jobs, results, **how)
-        outcome.before |= outcome.failed.keys()
+        outcome.before += outcome.failed
         return outcome
 
     monkeypatch.setattr(carrying, "run_jobs", again)

@@ -72,7 +72,7 @@ def run_on_dask(
         driver = _Driver(ledger, client, distributed, device, data_folder, width, cards)
         if alone:
             driver.at_once = 1
-        stack.callback(driver.held.release_all)
+        stack.callback(driver.held.leave)
         with View(ledger, show=progress, slots=driver.slots):
             for _ in ledger.rounds():
                 driver.run()

@@ -49,7 +49,7 @@ class Ledger:
             failure = read_failure(entry.folder)
             if failure is not None and entry.name not in self.forgiven and claims.holder(entry.folder) is None:
                 self.outcome.failed[entry.name] = str(failure["error"])
-                self.outcome.before.add(entry.name)
+                self.outcome.before.append(entry.name)
             else:
                 self.waiting.append(entry)
         if self.outcome.failed:
@@ -79,7 +79,7 @@ class Ledger:
         elif report.state == "done":
             self.outcome.done.append(report.name)
             if report.name in self.recorded:
-                self.outcome.measured.add(report.name)
+                self.outcome.measured.append(report.name)
             what = "measured" if report.name in self.recorded else "done"
             self._say(entry, f"{what} in {report.seconds:.0f} s")
         elif report.state == "failed":

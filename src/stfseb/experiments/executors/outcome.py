@@ -13,8 +13,8 @@ class Outcome:
     skipped: list[str] = field(default_factory=list)  # were there already
     failed: dict[str, str] = field(default_factory=dict)  # with the last error in a line, earlier ones included
     elsewhere: list[str] = field(default_factory=list)  # done meanwhile by another process
-    measured: set[str] = field(default_factory=set)  # of those done: trained before, and measured now
-    before: set[str] = field(default_factory=set)  # of those failed: not tried now
+    measured: list[str] = field(default_factory=list)  # of those done: trained before, and measured now
+    before: list[str] = field(default_factory=list)  # of those failed: not tried now
     seconds: float = 0.0
     driver_cpu_seconds: float = 0.0  # of this process, the runs themselves not counted
 

@@ -35,7 +35,8 @@ class Carried:
     def add(self, outcome: Outcome) -> None:
         """Count in what `run_jobs` did."""
         self.there |= {*outcome.done, *outcome.elsewhere, *outcome.skipped}
-        self._came({*outcome.done} - outcome.measured, outcome.measured, {*outcome.elsewhere})
+        measured = {*outcome.measured}
+        self._came({*outcome.done} - measured, measured, {*outcome.elsewhere})
         for name, error in outcome.failed.items():
             self.missing[name] = FAILED
             when = "failed before, and was not tried now" if name in outcome.before else "failed"
