@@ -56,9 +56,9 @@ def summary(found: Status) -> str:
     if found.queued:
         line += f"; {found.queued} of those left {'waits' if found.queued == 1 else 'wait'} for a Dask worker"
     if (counts["left"] or counts["running"]) and found.seconds_left is not None:
-        if found.seconds_left >= 1:
+        if counts["left"] or found.seconds_left >= 1:
             line += f"; about {_time(found.seconds_left)} more, {max(1, counts['running'])} at a time"
-        elif counts["running"]:  # by what others have taken they were to be done by now
+        else:  # by what others have taken they were to be done by now
             which = "the one under way takes" if counts["running"] == 1 else "those under way take"
             line += f"; {which} longer than such runs have taken"
     if counts["failed"]:
