@@ -190,7 +190,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def uncertainty(self, X: Any) -> Array:  # noqa: N803
         """Return one number a row that grows as the prediction becomes less certain."""
         x = self._inputs(X)
-        found: Array = self.method_.decide(x, self.predict_samples, seed=self.seed_).uncertainty.cpu().numpy()
+        found: Array = self.method_.judged(x, self.predict_samples, seed=self.seed_).uncertainty.cpu().numpy()
         return found
 
 

@@ -16,6 +16,7 @@ from stfseb.evaluation.calibration import isotonic_map
 from stfseb.evaluation.conformal import conformal_scores, conformal_threshold, prediction_sets
 from stfseb.evaluation.selective import risk_coverage, selective
 from stfseb.likelihoods import Binary, GaussianRegression, MultiLabel
+from stfseb.methods.decisions import NoRuleWarning
 
 
 class Table(nn.Module):
@@ -367,3 +368,12 @@ def test_risk_under_the_unfamiliar_mix_is_lower_than_maximum_a_posterioris(mini)
         ours, theirs = curves["stfseb"][name], curves["map"][name]
         assert ours.risk_at(0.9, of_familiar=True) < theirs.risk_at(0.9, of_familiar=True) - 0.05
         assert ours.aurc < theirs.aurc
+
+
+def test_deciding_without_rules_warns_and_one_rule_is_enough(overconfident):
+    x, y = drawn(200)
+    with pytest.warns(NoRuleWarning, match=r"no rule is set.*abstain\(coverage=0\.95\) or ood_threshold"):
+        decisions = overconfident.decide(x)
+    assert not (decisions.abstains | decisions.unfamiliar).any()
+    overconfident.abstain(0.9, (x, y))
+    assert overconfident.decide(x).abstains.any()

@@ -109,7 +109,7 @@ def test_calibrating_keeps_the_number_of_samples(mini, tmp_path, images, probabi
     fit(method, mini("train", 64), mini("validation", 64), epochs=1, validation_samples=7, progress=False)
     method.provenance |= {"task": "mini", "class_names": NAMES, "input": [1, 28, 28]}
     want = method.predict_proba(np.load(images), samples=7, seed=0)
-    assert torch.equal(method.decide(np.load(images)).prediction, want)  # no rule yet
+    assert torch.equal(method.judged(np.load(images)).prediction, want)  # no rule yet
     own = mini("test", 80)
     np.savez(tmp_path / "own.npz", images=own.images, labels=own.labels)
     found, _ = calibrate_model(save(method, tmp_path / "model"), str(tmp_path / "own.npz"), probabilities=probabilities)

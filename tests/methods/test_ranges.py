@@ -42,7 +42,7 @@ def test_every_way_of_predicting_tells():
     wrong = PIXELS.float()
     ways = {
         "sample_logits": lambda: method.sample_logits(wrong),
-        "decide": lambda: method.decide(wrong),
+        "decide": lambda: method.judged(wrong),
         "array": lambda: method.predict_proba(wrong.numpy()),
         "predictor": lambda: predictor.predict_proba(wrong),
         "chunks": lambda: method.predict_proba(wrong, batch_size=3),

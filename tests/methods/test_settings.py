@@ -60,7 +60,7 @@ def test_zero_is_no_default():
         (lambda: method.sample_logits(x, batch_size=2.5), "batch_size=2.5"),
         (lambda: method.predict_proba(x, 0), "samples=0"),
         (lambda: method.predict_proba(x, "3"), "samples=3"),
-        (lambda: method.decide(x, samples=0), "samples=0"),
+        (lambda: method.judged(x, samples=0), "samples=0"),
         (lambda: method.abstain(0.9, x, samples=0), "samples=0"),
         (lambda: method.ood_threshold(0.1, x, samples=0), "samples=0"),
         (lambda: calibrate(method, (x, y), samples=0), "samples=0"),

@@ -57,7 +57,7 @@ def predict_files(
     if coverage is not None:
         method.abstain(coverage)
     x = torch.cat(images)
-    decisions = method.decide(x, samples)
+    decisions = method.judged(x, samples)
     sets = prediction_sets(method, x) if CONFORMAL in method.calibration else None
     return in_words(method, names, decisions, sets)
 

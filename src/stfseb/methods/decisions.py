@@ -11,6 +11,7 @@ the epoch, one of a few dozen; rows that training never saw make the statement e
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 HELD_OUT, UNFAMILIAR, ABSTAIN, CONFORMAL = "held_out", "unfamiliar", "abstain", "conformal"
 _KEPT = 512
+
+
+class NoRuleWarning(UserWarning):
+    """Decisions were asked for that nothing was set for."""
 
 
 class Decisions(NamedTuple):
@@ -134,8 +139,20 @@ class DecidingMixin:
         """Return predictions, their uncertainty, and where the rules of `abstain` and `ood_threshold` apply.
 
         Samples and seed are those of the rules unless given (without rules, those of `fit`'s validation). A rule that
-        was never set applies to no input.
+        was never set applies to no input; where neither was, a warning says so.
         """
+        if not any(name in self.calibration for name in (ABSTAIN, UNFAMILIAR)):
+            warnings.warn(
+                "no rule is set, so no input is abstained from and none is unfamiliar: call abstain(coverage=0.95) or "
+                "ood_threshold(fpr=0.05) first (after training in a loop of your own with held-out images)",
+                NoRuleWarning,
+                stacklevel=2,
+            )
+        decisions: Decisions = self.judged(x, samples, seed=seed)
+        return decisions
+
+    def judged(self: Any, x: Any, samples: int | None = None, *, seed: int | None = None) -> Decisions:
+        """Return what `decide` returns, for callers to whom it is the same whether there are rules."""
         draws = [self.draw_of(name) for name in (ABSTAIN, UNFAMILIAR)]
         found = []
         for own_samples, own_seed in dict.fromkeys(draws):  # one pass, unless the rules were set with different draws
