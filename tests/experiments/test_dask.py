@@ -334,7 +334,7 @@ def test_status_tells_the_queue_from_what_is_trained_and_a_lost_worker_is_said(t
     with cluster(folder) as dask:
 
         def disturb():
-            wait_for(lambda: results.exists() and len(status(results).of("running")) == 2)
+            wait_for(lambda: (results / "plan.json").exists() and len(status(results).of("running")) == 2)
             wait_for(lambda: all(run.epoch for run in status(results).of("running")))
             seen.append(status(results))
             dask.workers["alice"].send_signal(signal.SIGKILL)
