@@ -3,7 +3,7 @@
 A pass of S samples over a minibatch asks for blocks of tens of megabytes and gives them back at its end. glibc's malloc
 maps blocks above 32 MiB anew each time and returns the free end of its heap to the system when that is larger than
 64 MiB; at the next pass the kernel clears every page again before it hands it out. On two cores of a virtual
-machine that was 24 to 37 % of a training step and a third to a half of a prediction (`benchmarks/memory.py`), for 5
+machine that was 24 to 37 % of a training step and 31 to 51 % of a prediction (`benchmarks/memory.py`), for 5
 to 18 % more memory at the peak. Inside of `memory_kept` blocks
 come from the heap and the heap does not shrink; in the end what is free goes back to the system.
 
