@@ -141,3 +141,29 @@ def test_a_module_that_refuses_to_be_copied_is_named(context):
     with pytest.raises(StfsebError, match="Refuses cannot be copied") as caught:
         STFSEB(net, context, extractor=net.features)
     assert "\n" not in str(caught.value)
+
+
+def test_a_module_of_ones_own_stays_in_its_precision(data):
+    """A backbone that sees to its inputs itself, given by a method: it shares nothing with the network."""
+
+    class Backbone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 4).double()
+
+        def features(self, x):
+            return self.layer(x.double())
+
+    backbone = Backbone()
+    method = STFSEB(Net(), data[0][:40], extractor=backbone.features, samples=1)
+    fit(method, (data[0][:32], data[1][:32]), (data[0][:8], data[1][:8]), epochs=1, progress=False)
+    assert backbone.layer.weight.dtype == torch.float64
+    expected = backbone.features(data[0][:40])
+    torch.testing.assert_close(method.context.features(data[0]).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_function_without_a_module_name_is_a_function():
+    made = {}
+    exec("def features(x):\n    return x", {}, made)
+    made["features"].__module__ = None
+    assert reachable(made["features"]) == []

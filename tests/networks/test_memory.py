@@ -163,3 +163,39 @@ def test_training_and_predictions_of_several_passes_keep_memory(monkeypatch):
     assert held(method, monkeypatch, lambda: stfseb.evaluate(method, (x, y), samples=2))[0] == 1
     assert held(method, monkeypatch, lambda: stfseb.calibrate(method, (x, y), samples=2))[0] == 1
     assert held(method, monkeypatch, lambda: stfseb.selective(method, (x, y), x, samples=2))[0] == 1
+
+
+FORKED = """
+import json, multiprocessing, os, threading
+import torch, stfseb
+from stfseb.networks import memory
+
+method, x = stfseb.MAP(stfseb.MLP(8, 3)), torch.rand(40, 8)
+
+def predicts(queue):
+    torch.set_num_threads(1)
+    method.predict_proba(x, batch_size=10)
+    queue.put(memory._holders)
+
+queue = multiprocessing.get_context("fork").Queue()
+found = []
+with memory.memory_kept():
+    with memory._lock:  # as where another thread is about to give memory back
+        child = multiprocessing.get_context("fork").Process(target=predicts, args=(queue,), daemon=True)
+        child.start()
+    found.append(queue.get(timeout=60))
+    pid = os.fork()
+    if not pid:
+        code = 1 if memory._holders else 0
+    else:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+if not pid:
+    os._exit(code + 2 * (memory._holders != 0))
+print(json.dumps([*found, code, memory._holders]))
+"""
+
+
+def test_a_forked_process_begins_anew():
+    """It neither waits for a lock that its parent had, nor keeps memory for its parent, nor gives back twice."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(done.stdout) == [0, 0, 0]

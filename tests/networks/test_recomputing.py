@@ -58,3 +58,9 @@ def test_what_is_the_same_a_second_time_stays(reentrant):
         stfseb.MAP(net).objective(*DATA).total.backward()
         gradients.append([p.grad.clone() for p in net.parameters()])
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("block", [nn.Dropout(0.0), nn.Dropout(0.5).eval()], ids=["rate 0", "off"])
+def test_dropout_that_drops_nothing_is_recomputed_alike(block):
+    """timm's blocks all have an `nn.Dropout(0.0)`."""
+    stfseb.MAP(Recomputing(nn.Linear(8, 8), block)).objective(*DATA).total.backward()

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from stfseb import MAP, MCDropout, StfsebError, fit
-from stfseb.training.batches import make_batches
+from stfseb.training.batches import SamplerWarning, make_batches
 from stfseb.training.interrupts import Interrupted
 
 ROWS = 64
@@ -61,6 +61,13 @@ class Endless(Every):
     __len__ = None
 
 
+def test_a_sampler_whose_rows_may_be_others_in_other_epochs_is_named(data):
+    rows = TensorDataset(*data)
+    with pytest.warns(SamplerWarning, match=r"Every has 32 of the data set's 64 rows.*RandomSampler\(data"):
+        make_batches(DataLoader(rows, 16, sampler=Every(64)), 128, 0, torch.device("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:Every has 32")
 @pytest.mark.parametrize(
     ("sampler", "num_data", "steps"),
     [

@@ -1,5 +1,7 @@
 """Mistakes that train without an error are said before training."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -59,6 +61,10 @@ def test_logits_and_other_likelihoods_are_left_alone():
     zero = net()
     nn.init.zeros_(zero[-1].weight)
     nn.init.zeros_(zero[-1].bias)
+    trained(MAP(zero))
+    zero = net()
+    nn.init.zeros_(zero[-1].weight)
+    nn.init.constant_(zero[-1].bias, math.log(1 / 3))  # the classes' shares: its rows are all alike as yet
     trained(MAP(zero))
     trained(MAP(net(nn.Softmax(1), outputs=2), likelihood=GaussianRegression(targets=2)), torch.rand(24, 2))
     trained(MAP(net(outputs=1), likelihood=Binary()), Y % 2)

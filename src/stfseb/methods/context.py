@@ -229,7 +229,8 @@ class Context(nn.Module):
             self._parts.end()
             raise StfsebError(
                 f"context='{TRAIN}' with {len(x)} rows of a step of batch_size={whole}: the points are rows of the "
-                "whole step, so call context.begin_parts(x of the whole step) before its first part"
+                "whole step, so call context.begin_parts(x of the whole step) before its first part; of a smaller last "
+                "step give batch_size=len(x)"
             )
         self.step += first
         return self.draw(x, self.step - 1)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from stfseb.errors import StfsebError
 from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.mc_dropout import DropoutMethod
-from stfseb.networks.dropout import named_rates
+from stfseb.networks.dropout import DROPOUT_MODULES, named_rates
 from stfseb.networks.registry import own_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stfseb.methods.base import Method
 
 
@@ -20,6 +22,24 @@ def dropout_rates(method: Method) -> dict[str, float]:
         members = enumerate(method.members)
         return {f"{i}.{name}": rate for i, member in members for name, rate in dropout_rates(member).items()}
     return named_rates(method.net) if isinstance(method, DropoutMethod) else {}
+
+
+def restore_rates(method: Method, meta: dict[str, Any]) -> None:
+    """Give the dropout modules of a network that was rebuilt here the rates that it was saved with."""
+    saved = meta.get("dropout") or {}
+    for prefix, one in _around(method):
+        for name, module in one.net.named_modules():
+            if isinstance(module, DROPOUT_MODULES) and (name := f"{prefix}{name}") in saved:
+                module.p = float(saved[name])
+
+
+def _around(method: Method, prefix: str = "") -> Iterator[tuple[str, Method]]:
+    """Yield the methods around networks, members of ensembles too, with what their layers' names begin with."""
+    if not isinstance(method, Ensemble):
+        yield prefix, method
+        return
+    for i, member in enumerate(method.members):
+        yield from _around(member, f"{prefix}{i}.")
 
 
 def check_rates(method: Method, meta: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,12 +53,16 @@ class PriorMean:
     def __init__(self, mean: float | Callable[[Tensor], Tensor] | None) -> None:
         if not (mean is None or callable(mean) or math.isfinite(mean)):
             raise StfsebError(f"prior_mean={mean}: give a finite number, or a callable from images to values")
-        self.mean = detached(mean) if callable(mean) else mean
+        self.mean = mean
+        if callable(mean):
+            with suppress(StfsebError):  # one that cannot be copied is used where it is
+                self.mean = detached(mean)
         own = owner(self.mean)
-        if own is not None:
+        copied = own is not None and own is not owner(mean)
+        if own is not None and copied:
             own.eval()
         # Modules that are not ours, which a function calls, get their modes back after each call.
-        self.modules = reachable(self.mean) if callable(mean) and own is None else []
+        self.modules = reachable(self.mean) if callable(mean) and not copied else []
 
     def __call__(self, values: Tensor, images: Tensor) -> Tensor:
         """Return the values relative to the mean."""
@@ -65,15 +70,24 @@ class PriorMean:
             return values
         if not callable(self.mean):
             return values - self.mean
-        moved(self.mean, images)
         with quietly(self.modules):
-            expected = self.mean(images)
+            expected = self._expected(images)
         if expected.shape not in (values.shape[-2:], values.shape[-1:]):
             raise StfsebError(
                 f"prior_mean gave values of shape {tuple(expected.shape)} for {len(images)} context points: "
                 f"return {tuple(values.shape[-2:])} or {tuple(values.shape[-1:])}"
             )
         return values - expected.to(values)
+
+    def _expected(self, images: Tensor) -> Tensor:
+        assert callable(self.mean)
+        own = owner(self.mean)
+        if own is not None and any(p.is_floating_point() and p.dtype != images.dtype for p in own.parameters()):
+            own.to(images.device)
+            with suppress(RuntimeError):  # unless it sees to its inputs' precision itself
+                return self.mean(images)
+        moved(self.mean, images)
+        return self.mean(images)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from stfseb.errors import StfsebError
 from stfseb.files import alone_in, read_json, write_bytes, write_json
 from stfseb.likelihoods import from_spec
 from stfseb.methods.calibrated import still_valid
-from stfseb.methods.dropout_rates import check_rates, dropout_rates
+from stfseb.methods.dropout_rates import check_rates, dropout_rates, restore_rates
 from stfseb.methods.registry import KEYS, method_class
 from stfseb.networks.checks import check_module
 from stfseb.networks.registry import build, own_file, spec_of
@@ -73,6 +73,8 @@ def load(path: str | Path, net: nn.Module | None = None) -> Method:
         tensors = _read_weights(folder, meta)
         method = _rebuild(meta, net, tensors)
         method.load_state_dict(tensors)
+        if net is None:
+            restore_rates(method, meta)
         check_rates(method, meta)
     except KeyError as error:
         raise StfsebError(f"{folder / 'model.json'} lacks the entry {error}: it is damaged") from error

@@ -7,6 +7,7 @@ optimiser's of torch, and one of a low learning rate is lost in the rounding of 
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -60,22 +61,25 @@ class Step:
 
 _open: WeakSet[Step] = WeakSet()  # steps with parts
 _hooked: list[Any] = []
+_guard = threading.Lock()
 
 
 def _watch(step: Step) -> None:
     """Let optimisers end the step; torch is told of it when the first step has parts."""
-    if not _hooked:
-        _hooked.append(register_optimizer_step_post_hook(_after_step))
-    _open.add(step)
+    with _guard:
+        if not _hooked:
+            _hooked.append(register_optimizer_step_post_hook(_after_step))
+        _open.add(step)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # for optimisers that are compiled
 def _after_step(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     del args, kwargs
-    for step in list(_open):
-        step.stepped(parameter for group in optimiser.param_groups for parameter in group["params"])
-        if step._mark is None:
-            _open.discard(step)
+    with _guard:
+        for step in list(_open):
+            step.stepped(parameter for group in optimiser.param_groups for parameter in group["params"])
+            if step._mark is None:
+                _open.discard(step)
 
 
 def _several_processes() -> bool:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     Function = Callable[[Tensor], Tensor]
 
 
+_COPIED = "_copied_by_stfseb"
+
+
 def owner(function: Any) -> nn.Module | None:
     """Return the module that a function is, or of which it is a method."""
     while isinstance(function, functools.partial):
@@ -42,6 +45,7 @@ def detached(function: Function, net: nn.Module | None = None) -> Function:
         return function
     try:
         module = copy.deepcopy(module)
+        module.__dict__[_COPIED] = True
     except Exception as error:  # a module may refuse to be copied in any way
         raise StfsebError(
             f"{type(module).__name__} cannot be copied ({type(error).__name__}), so that the prior would follow its "
@@ -51,9 +55,14 @@ def detached(function: Function, net: nn.Module | None = None) -> Function:
 
 
 def moved(function: Any, like: Tensor) -> None:
-    """Move the module of a function to the device and precision of `like`."""
+    """Move the module that a function is, or a copy that was made here, to the device and precision of `like`.
+
+    The module of a user's own method stays where it is.
+    """
     module = owner(function)
-    if module is not None and any(_elsewhere(value, like) for value in [*module.parameters(), *module.buffers()]):
+    if module is None or not (isinstance(function, nn.Module) or _COPIED in vars(module)):
+        return
+    if any(_elsewhere(value, like) for value in [*module.parameters(), *module.buffers()]):
         module.to(like.device, like.dtype)
 
 
@@ -112,7 +121,7 @@ def _parts(function: Any) -> list[Any]:
         return [function.__func__, *([owned] if isinstance(owned, nn.Module) else _attributes(owned))]
     if not isinstance(function, FunctionType):
         return _attributes(function)
-    if function.__module__.split(".")[0] == "torch":
+    if (function.__module__ or "").split(".")[0] == "torch":
         return []
     around = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
     named = [function.__globals__.get(name) for name in function.__code__.co_names]

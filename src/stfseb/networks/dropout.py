@@ -158,7 +158,8 @@ class MonteCarloDropout(Pass):
     def _dropout(self, x: Tensor, rate: float, inplace: bool, *, channelwise: bool) -> Tensor:
         if self.in_prefix:
             raise PrefixHasDropoutError
-        self.once()
+        if rate:
+            self.once()
         if self.lost(F.dropout, (x,), {}):
             refuse_lost()
         self.rates.add(rate)
@@ -255,7 +256,7 @@ class NoDropout(Pass):
         kwargs = kwargs or {}
         dropout = func in _ELEMENT or func in _CHANNEL or func in _REFUSED
         inner = 0.0 if dropout else inner_rate(func, args, kwargs)
-        if dropout or inner or self.substituted:
+        if self.substituted or inner or (dropout and _draws(args, kwargs)):
             self.once()
         if dropout:
             return args[0] if args else kwargs["input"]
@@ -292,7 +293,7 @@ def named_rates(net: nn.Module) -> dict[str, float]:
             rates[name] = float(module.p)
         for key, value in vars(module).items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if "drop" in key.lower() and number and 0 <= value <= 1:
+            if "dropout" in key.lower() and number and 0 <= value <= 1:
                 rates[f"{name}.{key}".lstrip(".")] = float(value)
     return rates
 
@@ -329,6 +330,12 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, f
     x = args[0] if args else kwargs["input"]
     rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     return x, float(rate), bool(args[3] if len(args) > 3 else kwargs.get("inplace", False))
+
+
+def _draws(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether torch would drop anything in a dropout call."""
+    training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
+    return bool(training) and _arguments(args, kwargs)[1] > 0
 
 
 def _refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ machine that was 24 to 37 % of a training step and 31 to 51 % of a prediction (`
 to 18 % more memory at the peak. Inside of `memory_kept` blocks
 come from the heap and the heap does not shrink; in the end what is free goes back to the system.
 
-A process has one malloc, so all its threads share the setting; several holders may overlap. Nothing is done where
+A process has one malloc, so all its threads share the setting; several holders may overlap. A forked process begins
+without: what its parent held is not given back there. Nothing is done where
 malloc is another (macOS, Windows, musl), or where the user has tuned it (`MALLOC_...`, `GLIBC_TUNABLES`).
 """
 
@@ -33,6 +34,7 @@ _GLIBCS_OWN = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 
 
 _lock = threading.Lock()
 _holders = 0
+_forks = 0  # between this process and the first: what was held before a fork is not this process's to give back
 
 
 @contextmanager
@@ -42,11 +44,13 @@ def memory_kept(worth: bool = True) -> Iterator[None]:
     if libc is None:
         yield
         return
+    here = _forks
     _hold(libc, 1)
     try:
         yield
     finally:
-        _hold(libc, -1)
+        if here == _forks:
+            _hold(libc, -1)
 
 
 def _hold(libc: Any, change: int) -> None:
@@ -57,9 +61,27 @@ def _hold(libc: Any, change: int) -> None:
             libc.mallopt(_MMAP_MAX, 0)
             libc.mallopt(_TRIM_THRESHOLD, _NEVER)
         elif not _holders:
-            for parameter, value in _GLIBCS_OWN.items():
-                libc.mallopt(parameter, value)
+            _restore(libc)
             libc.malloc_trim(0)
+
+
+def _restore(libc: Any) -> None:
+    for parameter, value in _GLIBCS_OWN.items():
+        libc.mallopt(parameter, value)
+
+
+def _forked() -> None:
+    """Begin anew in a forked process: the lock may be held by a thread that is not there, memory by its parent."""
+    global _lock, _holders, _forks
+    _lock, held, _holders = threading.Lock(), _holders, 0
+    _forks += 1
+    libc = _glibc() if held else None
+    if libc is not None:
+        _restore(libc)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @cache

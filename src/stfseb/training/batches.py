@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from os import PathLike
@@ -14,7 +15,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from stfseb.errors import StfsebError
 from stfseb.inputs import as_tensor, check_pixels
@@ -22,6 +32,7 @@ from stfseb.methods.context import generator
 
 log = logging.getLogger("stfseb")
 
+_OF_THEIR_ROWS = (SequentialSampler, SubsetRandomSampler, list, tuple, range)  # the same in every epoch
 _ROOM = 0.7  # of a device's free memory that examples may take
 Batch = tuple[Tensor, Tensor]
 Augment = Callable[..., Tensor]
@@ -169,6 +180,10 @@ class LoaderBatches:
             yield x, y
 
 
+class SamplerWarning(UserWarning):
+    """How many examples a loader's sampler draws from had to be guessed."""
+
+
 def drawn_from(loader: DataLoader[Any]) -> int:
     """Return how many examples a loader's sampler draws from: the data set of the objective.
 
@@ -186,9 +201,17 @@ def drawn_from(loader: DataLoader[Any]) -> int:
         return min(count, int((sampler.weights > 0).sum()))  # the others are never drawn
     if isinstance(sampler, RandomSampler) or hasattr(sampler, "num_replicas"):  # the latter, one process's share
         return count
+    length = count
     with suppress(TypeError):  # a sampler without a length
-        return min(count, len(sampler))
-    return count
+        length = len(sampler) or count  # 0: one whose length is known once it has drawn
+    if length < count and not isinstance(sampler, _OF_THEIR_ROWS):
+        warnings.warn(
+            f"{type(sampler).__name__} has {length} of the data set's {count} rows, taken for all that it draws from: "
+            "if others come in other epochs, the prior is too strong; then use RandomSampler(data, num_samples=...)",
+            SamplerWarning,
+            stacklevel=5,
+        )
+    return min(count, length)
 
 
 def sent(part: Tensor, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from stfseb.training.suspicions import warn_of_mistakes
 from stfseb.training.validation import Score, validation_score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -86,8 +86,8 @@ class Protocol:
             check_count(validation_samples=self.validation_samples)
         if not is_weight(self.eps):
             raise StfsebError(f"eps={self.eps}: must be a number of at least 0")
-        betas: Any = self.betas
-        if not (isinstance(betas, Sequence) and len(betas) == 2 and all(map(_is_decay, betas))):
+        betas = list(self.betas) if isinstance(self.betas, Iterable) else []
+        if not (len(betas) == 2 and all(map(_is_decay, betas))):
             raise StfsebError(f"betas={self.betas}: give two numbers of at least 0 and below 1")
 
 

@@ -48,7 +48,8 @@ def _normalised(method: Method, x: Tensor) -> str:
         return next(filter(None, (_normalised(one, x) for one in method.members)), "")
     with torch.no_grad(), evaluating(method.net):
         outputs = deterministic(method.net, scaled(x, method.like)).double()
-    if outputs.ndim != 2 or outputs.shape[1] < 2:
+    constant = len(outputs) > 1 and bool((outputs == outputs[0]).all())  # a head of zeros, with the classes' shares
+    if outputs.ndim != 2 or outputs.shape[1] < 2 or constant:
         return ""
     probabilities = ((outputs >= 0) & (outputs <= 1)).all() and (outputs.sum(1) - 1).abs().max() < _NEAR
     if not probabilities and outputs.logsumexp(1).abs().max() >= _NEAR:
