@@ -92,3 +92,32 @@ def test_a_network_must_return_logits():
         MAP("net")
     with pytest.raises(StfsebError, match="trainable"):
         MAP(nn.ReLU())
+
+
+@pytest.mark.parametrize(("side", "most"), [(32, 4096), (64, 1024), (224, 83)])
+def test_large_images_are_predicted_in_smaller_passes(side, most):
+    """An image of 224 x 224 has 49 times the activations: 4,096 of them would take tens of gigabytes."""
+    seen = []
+
+    class Counting(nn.Sequential):
+        def forward(self, x):
+            seen.append(len(x))
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    method = MAP(Counting(nn.Conv2d(3, 1, 7, stride=7), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 2)))
+    x = (
+        torch.randint(0, 256, (most + 5, 3, side, side), dtype=torch.uint8)
+        if side > 32
+        else torch.rand(4101, 3, 32, 32)
+    )
+    seen.clear()
+    whole = method.predict_proba(x)
+    assert max(seen) == most
+    assert sum(seen) == most + 5
+    torch.testing.assert_close(whole[-20:], method.predict_proba(x[-20:], batch_size=3))
+
+
+def test_a_pass_takes_one_row_at_least(method):
+    assert method._rows(torch.empty(1, 1, 6000, 6000), 10**6) == 1
+    assert method._rows(torch.empty(0, 1, 224, 224), 10) >= 1

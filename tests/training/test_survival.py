@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from stfseb import FSEB, MAP, STFSEB, MCDropout, StfsebError, fit
+from stfseb.methods.memory import NoMemoryError, is_out_of_memory
 from stfseb.training import checkpoint
 from stfseb.training.fit import DivergedError
-from stfseb.training.folds import NoMemoryError, is_out_of_memory
 from stfseb.training.interrupts import Interrupted, Interrupts
 from stfseb.training.population import Member, fit_population
 
@@ -456,23 +456,33 @@ def test_one_row_that_does_not_fit_is_an_error_in_one_line(data, monkeypatch, tm
     assert len(found["other"].result.history) == 2
 
 
-def test_validation_too_goes_on_with_fewer_rows(data, caplog):
-    class Narrow(nn.Sequential):
-        def forward(self, x):
-            if not self.training and len(x) > 3:
-                raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
-            return super().forward(x)
+class Narrow(nn.Sequential):
+    """In evaluation no more than `limit` rows fit."""
 
+    limit = 3
+
+    def forward(self, x):
+        if not self.training and len(x) > self.limit:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+        return super().forward(x)
+
+
+def test_validation_and_what_follows_go_on_with_fewer_rows(data, caplog):
     whole, parts = MAP(nn.Sequential(*layers())), MAP(Narrow(*layers()))
-    expected = fit(whole, *data, **SETTINGS)
-    from stfseb.training import fit as fitting
-
-    with pytest.MonkeyPatch.context() as patch:  # what comes after training predicts in its own portions
-        patch.setattr(fitting, "held_out_scores", lambda *_: {})
-        found = fit(parts, *data, **SETTINGS)
-    assert "out of memory in validation: going on with 2 rows" in caplog.text
+    expected, found = fit(whole, *data, **SETTINGS), fit(parts, *data, **SETTINGS)
+    said = [record.message for record in caplog.records if "out of memory in prediction" in record.message]
+    assert said[-1] == "out of memory in prediction: going on with 2 rows at once"
+    assert len(said) == len(set(said))  # each size fails once: the next prediction begins with what was borne
     for one, two in zip(expected.history, found.history, strict=True):
         assert two["validation_nll"] == pytest.approx(one["validation_nll"], rel=1e-5)
+    torch.testing.assert_close(parts.predict_proba(data[1][0]), whole.predict_proba(data[1][0]))
+
+
+def test_a_prediction_of_which_one_row_does_not_fit_is_one_line(data, monkeypatch):
+    monkeypatch.setattr(Narrow, "limit", 0)
+    with pytest.raises(NoMemoryError, match="1 row with 4 samples does not fit into memory: take fewer") as caught:
+        MCDropout(Narrow(nn.Linear(6, 3), nn.Dropout(0.1)), samples=4).predict_proba(data[1][0])
+    assert "\n" not in str(caught.value)
 
 
 def test_other_errors_are_not_taken_for_memory():

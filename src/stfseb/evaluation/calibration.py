@@ -23,9 +23,11 @@ from torch import Tensor
 from stfseb.errors import StfsebError, unknown
 from stfseb.evaluation.evaluate import batch_size_of
 from stfseb.evaluation.inputs import Split, chunks
+from stfseb.inputs import as_tensor
 from stfseb.likelihoods import Classification, Regression
 from stfseb.methods.calibrated import AVERAGE, PROBABILITIES
 from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
+from stfseb.methods.memory import sized
 from stfseb.networks.memory import memory_kept
 
 if TYPE_CHECKING:
@@ -103,7 +105,8 @@ def sampled_outputs(method: Method, split: Split, samples: int, seed: int) -> tu
 @torch.no_grad()
 def raw_outputs(method: Method, images: Any, samples: int, seed: int = 0) -> Tensor:
     """Return raw outputs (S, N, L) of all images, in float64, on the device where it has that."""
-    outputs = method.sample_logits(images, samples, seed=seed, batch_size=batch_size_of(method))
+    x = as_tensor(images, "images")
+    outputs = method.sample_logits(x, samples, seed=seed, batch_size=sized(batch_size_of(method), x))
     return (outputs.cpu() if outputs.device.type == "mps" else outputs).double()
 
 

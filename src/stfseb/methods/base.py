@@ -21,6 +21,7 @@ from stfseb.inputs import REFUSALS, as_minibatch, as_tensor, check_fits, check_s
 from stfseb.likelihoods import Likelihood, Regression, chosen
 from stfseb.methods.calibrated import mapped, tempered
 from stfseb.methods.decisions import DecidingMixin
+from stfseb.methods.memory import ROWS, fewer, free_unused, is_out_of_memory, sized
 from stfseb.methods.settings import check_count
 from stfseb.networks.capturing import built_into
 from stfseb.networks.checks import check_network
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from stfseb.methods.context import Context, Draw
     from stfseb.methods.settings import Settings
 
-# Rows of all samples in one pass of prediction: large enough to fill a card, small enough for two CPU cores.
-_ROWS = {"cpu": 4096, "cuda": 65536}
 Result = TypeVar("Result")
 
 
@@ -62,7 +61,8 @@ class Method(DecidingMixin, nn.Module, ABC):
     live_names: ClassVar[tuple[str, ...]] = ()  # the continuous settings, which may become tensors on the device
     live_settings: ClassVar[tuple[str, ...]] = ()  # the arguments that they come from, where the names differ
     lazy: ClassVar[bool] = True  # whether the first pass may make the network's weights
-    rows: ClassVar[dict[str, int]] = {}  # of one pass of a convolutional network, where `_ROWS` does not suit
+    rows: ClassVar[dict[str, int]] = {}  # of one pass of a convolutional network, where `ROWS` does not suit
+    _bearable: int | None = None  # rows of all samples in one pass, since more did not fit into memory
     # DistributedDataParallel would send all context images from one process to the others at every step.
     _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
     net: nn.Module
@@ -237,14 +237,21 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.seen.check(x, "x")
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         check_seed(seed)
-        rows = self._rows(samples, batch_size)
-        with torch.no_grad(), evaluating(self.net), self._memory_kept(x, rows):
+        while True:
+            rows = self._rows(x, samples, batch_size)
             try:
-                return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], dim=1)
-            except REFUSALS:
-                # Where one row fails as well, it is its shape; else (memory) the error is as it was.
-                check_fits(lambda row: self._draw(scaled(row, self.like), samples, seed), x, "x")
-                raise
+                with torch.no_grad(), evaluating(self.net), self._memory_kept(x, rows):
+                    return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], 1)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    self._bearable = samples * fewer(min(rows, len(x)), samples, error)
+                elif isinstance(error, REFUSALS):  # where one row fails as well, it is its shape
+                    with torch.no_grad(), evaluating(self.net):
+                        check_fits(lambda row: self._draw(scaled(row, self.like), samples, seed), x, "x")
+                    raise
+                else:
+                    raise
+            free_unused()  # outside of the handler, where the error no longer holds the failed attempt's tensors
 
     def predict_proba(
         self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None
@@ -311,7 +318,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         self.seen.check(x, "x")
         if seed is None:
             seed = int(torch.randint(2**62, ()))
-        rows = self._rows(samples or self.samples, batch_size)
+        rows = self._rows(x, samples or self.samples, batch_size)
         with torch.no_grad(), self._memory_kept(x, rows):
             return [
                 function(tempered(self.calibration, self.likelihood, self.sample_logits(part, samples, seed=seed)))
@@ -322,14 +329,16 @@ class Method(DecidingMixin, nn.Module, ABC):
         """Keep memory between the passes of a prediction, where it takes several and they run on the CPU."""
         return memory_kept(self.like.device.type == "cpu" and len(x) > rows)
 
-    def _rows(self, samples: int, batch_size: int | None = None) -> int:
-        """Return how many rows one pass of prediction takes."""
+    def _rows(self, x: Tensor, samples: int, batch_size: int | None = None) -> int:
+        """Return how many rows of `x` one pass of prediction takes; of large images fewer."""
         check_count(samples=samples)
         if batch_size is not None:
             check_count(batch_size=batch_size)
-            return batch_size
-        own = self.rows if any(parameter.ndim == 4 for parameter in self.net.parameters()) else {}
-        return max(1, {**_ROWS, **own}.get(self.like.device.type, 16384) // samples)
+            rows = batch_size
+        else:
+            own = self.rows if any(parameter.ndim == 4 for parameter in self.net.parameters()) else {}
+            rows = max(1, sized({**ROWS, **own}.get(self.like.device.type, 16384), x) // samples)
+        return rows if self._bearable is None else max(1, min(rows, self._bearable // samples))
 
     def extra_repr(self) -> str:
         """Show the settings in `print(method)`."""

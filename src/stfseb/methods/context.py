@@ -16,6 +16,7 @@ from stfseb.errors import DivergedError, StfsebError
 from stfseb.function_prior import FunctionPrior
 from stfseb.inputs import scaled
 from stfseb.methods.context_set import TRAIN, as_context, with_copies
+from stfseb.methods.memory import sized
 from stfseb.methods.parallel import agree, processes
 from stfseb.methods.steps import Step
 from stfseb.networks.constant import detached, owner
@@ -301,7 +302,7 @@ class Context(nn.Module):
     def extract(self, images: Tensor, like: Tensor) -> Tensor:
         """Return h for any images, (count, p)."""
         extract = self._make_extractor(scaled(images[:1], like))
-        parts = images.split(_ROWS.get(like.device.type, 1024))
+        parts = images.split(sized(_ROWS.get(like.device.type, 1024), images))
         return self._normalised(torch.cat([extract(scaled(part, like)) for part in parts]))
 
     def _make_extractor(self, example: Tensor) -> Features:

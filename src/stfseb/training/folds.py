@@ -7,16 +7,15 @@ rounding; data rows draw other masks of the same law, and batch norm takes its s
 
 from __future__ import annotations
 
-import gc
 import logging
 from typing import TYPE_CHECKING
 
 import torch
 
-from stfseb.errors import StfsebError
 from stfseb.inputs import scaled
 from stfseb.methods.base import Terms
 from stfseb.methods.context import Context
+from stfseb.methods.memory import NoMemoryError, free_unused, is_out_of_memory
 from stfseb.networks.folding import has_batch_statistics
 
 if TYPE_CHECKING:
@@ -27,26 +26,6 @@ if TYPE_CHECKING:
     from stfseb.methods.base import Method
 
 log = logging.getLogger("stfseb")
-
-_SIGNS = (
-    "DefaultCPUAllocator",
-    "not enough memory",
-    "out of memory",
-    "Cannot allocate memory",
-    "std::bad_alloc",
-    "ALLOC_FAILED",
-)
-
-
-class NoMemoryError(StfsebError):
-    """Not even the smallest part of a step fits into memory."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory has run out, on a card or on the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def contexts(method: Method) -> list[Context]:
@@ -115,9 +94,7 @@ class Folds:
             )
         self.rows = max(self.least, now // 2)
         log.warning("out of memory with %d rows at once (%s): going on with %d at once", now, reason, self.rows)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_unused()
 
     # A failed attempt leaves no trace -----------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
 from stfseb.training.batches import Batches, LoaderBatches, ResidentBatches
 from stfseb.training.engine import CapturedEngine, EagerEngine, Engine, make_engine, make_optimiser
-from stfseb.training.folds import NoMemoryError, is_out_of_memory
 from stfseb.training.interrupts import Interrupted, Interrupts
 from stfseb.training.progress import in_epochs
 from stfseb.training.resuming import Keeper, Partial, identity_of
@@ -121,7 +120,8 @@ class Training:
         self.sources: dict[str, Tensor] = {}
         self.interrupts = Interrupts()  # callers enter it around the epochs, or give one of their own
         self.keeper: Keeper | None = None
-        self.validation_rows: int | None = None
+        # Without gradients twice a minibatch's rows take less memory than its step did: the peak is the training's.
+        self.validation_rows = 2 * batches.batch_size if method.like.device.type == "cuda" else None
         if checkpoint is not None:
             # The method of a captured step stands in for the run's own, but for its feature extractor.
             identity = identity_of(known_as or method, batches, held_out, protocol)
@@ -263,23 +263,8 @@ class Training:
 
     def validate(self) -> Score:
         """Return the validation score in the precision of the training."""
-        while True:
-            try:
-                with running(self.precision, self.method.like.device):
-                    return validation_score(
-                        self.method, validation_batches(self.held_out), self.samples, self.validation_rows
-                    )
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                tried = self.validation_rows or self.held_out.batch_size
-                if tried == 1:
-                    raise NoMemoryError(
-                        f"one validation example with {self.samples} samples does not fit into memory: lower "
-                        "validation_samples"
-                    ) from error
-            self.validation_rows = tried // 2
-            log.warning("out of memory in validation: going on with %d rows at once", self.validation_rows)
+        with running(self.precision, self.method.like.device):
+            return validation_score(self.method, validation_batches(self.held_out), self.samples, self.validation_rows)
 
     def restore_best(self) -> FitResult:
         """Leave the method at its best epoch, in evaluation mode, and return the result."""

@@ -21,13 +21,13 @@ import torch
 
 from stfseb.errors import DivergedError, StfsebError
 from stfseb.inputs import place_of
+from stfseb.methods.memory import NoMemoryError
 from stfseb.methods.settings import check_count
 from stfseb.networks.layout import layout_kept
 from stfseb.networks.memory import memory_kept
 from stfseb.training.batches import Augment, ResidentBatches, as_pair, fits
 from stfseb.training.engine import CapturedEngine, worth_compiling
 from stfseb.training.fit import conclude
-from stfseb.training.folds import NoMemoryError
 from stfseb.training.interrupts import Interrupted, Interrupts
 from stfseb.training.loop import FitResult, Protocol, Training, check_split
 
