@@ -19,7 +19,7 @@ from stfseb.data.task_files import built_in
 from stfseb.errors import StfsebError
 from stfseb.experiments.search.outcome import read_search
 from stfseb.experiments.search.rules import RULES
-from stfseb.files import write_text
+from stfseb.files import alone_in, write_text
 
 
 def chosen(search: dict[str, Any], rule: str = "ours") -> dict[str, Any]:
@@ -66,6 +66,11 @@ def with_preset(text: str, task: str, method: str, settings: dict[str, Any]) -> 
 def adopt(studies: list[Path], file: Path | None = None, rule: str = "ours") -> list[str]:
     """Edit tasks.yaml (by default the package's own) and return a line for each search."""
     path = Path(str(resources.files("stfseb.data"))) / "tasks.yaml" if file is None else file
+    with alone_in(path.parent):  # lists that are carried out side by side edit the same file
+        return _adopted(studies, path, rule)
+
+
+def _adopted(studies: list[Path], path: Path, rule: str) -> list[str]:
     text, said, took = path.read_text(encoding="utf-8"), [], dict[tuple[str, str], str]()
     for study in studies:
         search = read_search(study)
