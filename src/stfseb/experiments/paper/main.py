@@ -46,6 +46,7 @@ def plan(what: str, asked: Asked) -> Plan:
         which = f"epochs after the first, up to {few} in all" if few > 1 else "its one epoch, which also warms up"
         notes = (
             f"One run a method, one after the other; {which}.",
+            "Memory: the peak of training and validation, the images that lie on the device included.",
             "On a card steps are compiled, as in long runs; 'engine' in the record says how they were run.",
         )
     else:
