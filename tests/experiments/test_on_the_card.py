@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from stfseb import MFVI, SmallCNN, fit
 from stfseb.experiments.executors import run_jobs
 from stfseb.experiments.jobs import make_job
-from stfseb.experiments.machine import PeakMemory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -25,19 +23,6 @@ def test_runs_as_a_population_end_with_the_numbers_of_runs_alone(tmp_path):
     again = run_jobs(jobs, tmp_path / "together", device="cuda", announce=said.append, progress=False)
     assert not again.done
     assert len(again.skipped) == 8
-
-
-def test_validation_does_not_set_the_peak_of_memory():
-    device = torch.device("cuda")
-    x, y = torch.randint(0, 256, (2560, 1, 28, 28), dtype=torch.uint8), torch.arange(2560) % 10
-    peaks = []
-    for rows in (128, 2560):
-        torch.manual_seed(0)
-        with PeakMemory(device) as memory:
-            method = MFVI(SmallCNN()).to(device)
-            fit(method, (x[:512], y[:512]), (x[:rows], y[:rows]), epochs=1, progress=False)
-        peaks.append(memory.megabytes)
-    assert peaks[1] < 1.15 * peaks[0] + x.nbytes / 1e6
 
 
 def test_processes_share_a_card(tmp_path):

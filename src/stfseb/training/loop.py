@@ -120,8 +120,6 @@ class Training:
         self.sources: dict[str, Tensor] = {}
         self.interrupts = Interrupts()  # callers enter it around the epochs, or give one of their own
         self.keeper: Keeper | None = None
-        # Without gradients twice a minibatch's rows take less memory than its step did: the peak is the training's.
-        self.validation_rows = 2 * batches.batch_size if method.like.device.type == "cuda" else None
         if checkpoint is not None:
             # The method of a captured step stands in for the run's own, but for its feature extractor.
             identity = identity_of(known_as or method, batches, held_out, protocol)
@@ -264,7 +262,7 @@ class Training:
     def validate(self) -> Score:
         """Return the validation score in the precision of the training."""
         with running(self.precision, self.method.like.device):
-            return validation_score(self.method, validation_batches(self.held_out), self.samples, self.validation_rows)
+            return validation_score(self.method, validation_batches(self.held_out), self.samples)
 
     def restore_best(self) -> FitResult:
         """Leave the method at its best epoch, in evaluation mode, and return the result."""

@@ -26,20 +26,15 @@ class Score(NamedTuple):
 
 
 @torch.no_grad()
-def validation_score(
-    method: Method, batches: Iterable[tuple[Tensor, Tensor]], samples: int, at_once: int | None = None
-) -> Score:
-    """Return the mean of -log( (1/S) sum_s p(y | f_s(x)) ) and the accuracy of the averaged probabilities.
-
-    `at_once`: rows in one pass, by default the method's own choice.
-    """
+def validation_score(method: Method, batches: Iterable[tuple[Tensor, Tensor]], samples: int) -> Score:
+    """Return the mean of -log( (1/S) sum_s p(y | f_s(x)) ) and the accuracy of the averaged probabilities."""
     total = torch.zeros((), dtype=torch.float64)
     right = torch.zeros((), dtype=torch.float64)
     rows = 0
     classifies = isinstance(method.likelihood, Classification)
     for x, y in batches:
         y = y.to(method.like.device)
-        outputs = method.sample_logits(x, samples, seed=_SEED, batch_size=at_once)
+        outputs = method.sample_logits(x, samples, seed=_SEED)
         total -= method.likelihood.log_predictive(outputs, y).sum().cpu()
         if classifies:
             right += (method.likelihood.predict(outputs).argmax(-1) == y).sum().cpu()
