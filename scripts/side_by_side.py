@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,19 +24,52 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 CONTROL = "nvidia-cuda-mps-control"
+PATIENCE = 300.0  # seconds for a first process under MPS
 _FIRST = "import torch; torch.ones(1, device='cuda').item()"  # a process that can use the card ends with 0
 
 
 def lists_of(given: list[Path]) -> list[Path]:
     """Return the lists, of a folder those in it, or end where there is nothing to do."""
-    found = [path for one in given for path in (sorted(one.glob("*.txt")) if one.is_dir() else [one])]
-    for path in [*given, *found]:
-        if not path.exists():
-            raise SystemExit(f"error: {path} does not exist: give lists, or a folder of them")
+    found: list[Path] = []
+    for one in given:
+        inside = sorted(one.glob("*.txt")) if one.is_dir() else [one]
+        if not one.exists() or not inside:
+            raise SystemExit(
+                f"error: {one} {'has no lists' if one.exists() else 'does not exist'}: give lists, or a folder of them"
+            )
+        found += inside
     names = [path.stem for path in found]
-    if len(set(names)) < len(names) or not names:
+    if len(set(names)) < len(names):
         raise SystemExit(f"error: {len(names)} lists, {len(set(names))} names: give lists with names of their own")
     return found
+
+
+class Stop:
+    """Who asks to stop is heard from the beginning on: signals are passed on to those running, later ones not begun."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._former = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def _heard(self, number: int, frame: object) -> None:
+        del frame
+        self.asked = number
+        self.pass_on(number)
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to all that are running."""
+        for process in self.running.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def close(self) -> None:
+        """Leave nothing running, and signals as they were."""
+        self.pass_on(signal.SIGTERM)
+        for process in self.running.values():
+            process.wait()
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -54,51 +87,46 @@ def multi_process_service(python: str = sys.executable) -> Iterator[dict[str, st
             yield dict(os.environ)
             return
         try:
-            works = subprocess.run([python, "-c", _FIRST], env=settings, check=False, capture_output=True, timeout=300)
-            if works.returncode:
-                print("note: without MPS, as a process under it cannot use the card", flush=True)
-            yield dict(os.environ) if works.returncode else settings
+            yield settings if _works(python, settings) else dict(os.environ)
         finally:
-            subprocess.run([CONTROL], input=b"quit\n", env=settings, check=False, capture_output=True, timeout=60)
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run([CONTROL], input=b"quit\n", env=settings, check=False, capture_output=True, timeout=60)
 
 
-def run(lists: list[Path], out: Path, seconds: float, settings: dict[str, str]) -> int:
-    """Start a process for each list and wait for all; return how many did not do all of theirs."""
-    began, running = time.monotonic(), {}
-    logs = out / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    former = {}
-
-    def pass_on(number: int, frame: object) -> None:
-        del frame
-        for process, _ in running.values():
-            if process.poll() is None:
-                process.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        former[number] = signal.signal(number, pass_on)
+def _works(python: str, settings: dict[str, str]) -> bool:
+    """Tell whether a process can use the card under MPS, and say so where it cannot."""
     try:
-        for path in lists:
-            words = [sys.executable, str(HERE / "long_runs.py"), str(path), "--out", str(out)]
-            log = (logs / f"{path.stem}.log").open("ab")
-            words += ["--seconds", f"{max(1.0, seconds - (time.monotonic() - began)):.0f}"]
-            # A session of its own: Ctrl-C reaches it once, by us.
-            running[path.stem] = (
-                subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=settings, start_new_session=True),
-                log,
-            )
-        missing = 0
-        for name, (process, log) in running.items():
-            code = process.wait()
-            log.close()
-            missing += code != 0
-            said = "done" if code == 0 else f"not all done (exit {code})"
-            print(f"{time.monotonic() - began:6.0f} s: {name}: {said}; {logs / name}.log", flush=True)
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-    print(f"{len(lists) - missing} of {len(lists)} lists done; results in {out}", flush=True)
-    return missing
+        subprocess.run([python, "-c", _FIRST], env=settings, check=True, capture_output=True, timeout=PATIENCE)
+    except subprocess.SubprocessError:
+        print("note: without MPS, as a process under it cannot use the card", flush=True)
+        return False
+    return True
+
+
+def run(lists: list[Path], out: Path, end: float, settings: dict[str, str], stop: Stop) -> int:
+    """Start a process for each list and wait for all; return how many did not do all of theirs."""
+    began, codes, logs = time.monotonic(), dict[str, int](), out / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for path in lists:
+        words = [sys.executable, str(HERE / "long_runs.py"), str(path), "--out", str(out)]
+        words += ["--seconds", f"{max(1.0, end - time.monotonic()):.0f}"]
+        with (logs / f"{path.stem}.log").open("ab") as log:
+            if stop.asked is None:  # a session of its own: Ctrl-C reaches it once, by us
+                stop.running[path.stem] = subprocess.Popen(
+                    words, stdout=log, stderr=subprocess.STDOUT, env=settings, start_new_session=True
+                )
+    if stop.asked is not None:  # heard while the last one was being started
+        stop.pass_on(stop.asked)
+    while len(codes) < len(stop.running):
+        for name, process in stop.running.items():
+            if name not in codes and (code := process.poll()) is not None:
+                codes[name] = code
+                said = "done" if code == 0 else f"not all done (exit {code})"
+                print(f"{time.monotonic() - began:6.0f} s: {name}: {said}; {logs / name}.log", flush=True)
+        time.sleep(0.05)
+    done = sum(code == 0 for code in codes.values())
+    print(f"{done} of {len(lists)} lists done; results in {out}", flush=True)
+    return len(lists) - done
 
 
 def main() -> int:
@@ -108,11 +136,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=7 * 24 * 3600.0)
     parser.add_argument("--mps", action="store_true", help="under NVIDIA's multi-process service")
     given = parser.parse_args()
-    lists = lists_of(given.lists)
-    if not given.mps:
-        return 1 if run(lists, given.out, given.seconds, dict(os.environ)) else 0
-    with multi_process_service() as settings:
-        return 1 if run(lists, given.out, given.seconds, settings) else 0
+    lists, end = lists_of(given.lists), time.monotonic() + given.seconds
+    stop = Stop()
+    try:
+        with multi_process_service() if given.mps else nullcontext(dict(os.environ)) as settings:
+            try:
+                return 1 if run(lists, given.out, end, settings, stop) else 0
+            finally:
+                stop.close()
+    except OSError as error:
+        print(f"error: {error}: give another --out", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

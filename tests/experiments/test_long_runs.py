@@ -22,6 +22,7 @@ from stfseb.data.task_files import built_in
 from stfseb.errors import StfsebError
 from stfseb.experiments.paper.plan import Asked, make_plan
 from stfseb.experiments.search.plan import make_plan as search_plan
+from stfseb.files import alone_in
 
 TASKS = ROOT / "src" / "stfseb" / "data" / "tasks.yaml"
 PRESETS = {name: task.get("presets", {}) for name, task in built_in()["tasks"].items()}
@@ -89,6 +90,19 @@ def test_a_rule_can_be_named(adopting, tmp_path):
     (study / "search.json").write_text(json.dumps(found))
     with pytest.raises(StfsebError, match="has no choice by 'paper': give its command again"):
         adopting.adopt([study], tmp_path / "tasks.yaml", "paper")
+
+
+def test_who_adopts_at_the_same_time_waits(adopting, tmp_path):
+    shutil.copy(TASKS, tmp_path / "tasks.yaml")
+    study = write_search(tmp_path, "fmnist", "map", {"sigma": 0.7})
+    helper = threading.Thread(target=adopting.adopt, args=([study], tmp_path / "tasks.yaml"))
+    with alone_in(tmp_path):
+        helper.start()
+        helper.join(0.3)
+        assert helper.is_alive()
+        assert (tmp_path / "tasks.yaml").read_text() == TASKS.read_text()
+    helper.join()
+    assert "map: {sigma: 0.7" in (tmp_path / "tasks.yaml").read_text()
 
 
 def test_two_searches_of_one_method_are_refused(adopting, tmp_path):

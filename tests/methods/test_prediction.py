@@ -3,7 +3,10 @@ import pytest
 import torch
 from torch import nn
 
-from stfseb import MAP, MCDropout, SmallCNN, StfsebError
+from stfseb import MAP, STFSEB, MCDropout, SmallCNN, StfsebError
+from stfseb.evaluation.calibration import raw_outputs
+from stfseb.methods import base
+from stfseb.methods.memory import sized
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +124,74 @@ def test_large_images_are_predicted_in_smaller_passes(side, most):
 def test_a_pass_takes_one_row_at_least(method):
     assert method._rows(torch.empty(1, 1, 6000, 6000), 10**6) == 1
     assert method._rows(torch.empty(0, 1, 224, 224), 10) >= 1
+
+
+def test_rows_of_large_images():
+    assert [sized(rows, torch.empty(2, *shape)) for rows, shape in ((128, (1, 28, 28)), (128, (3, 224, 224)))] == [
+        128,
+        2,
+    ]
+    assert sized(5, torch.empty(1, 3, 4000, 4000)) == 1
+
+
+def test_temperatures_and_features_are_of_smaller_passes_too():
+    seen = []
+    net = nn.Sequential(
+        nn.Conv2d(3, 2, 7, stride=7), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(2, 2)
+    )
+    method = STFSEB(net, torch.rand(9, 3, 224, 224), num_context=3, samples=2)
+    method.net[0].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    raw_outputs(method, torch.rand(5, 3, 224, 224), samples=2)
+    assert max(seen) == 2
+    sizes = []
+    given = STFSEB(net, torch.rand(9, 3, 224, 224), extractor=lambda x: sizes.append(len(x)) or x.flatten(1)[:, :4])
+    sizes.clear()
+    given.context.extract(torch.rand(9, 3, 224, 224), torch.zeros(()))
+    assert max(sizes) == 2
+
+
+class Tight(nn.Sequential):
+    """No more than `limit` input numbers fit."""
+
+    limit = 24
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        if x.numel() > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x)
+
+
+def test_what_was_borne_holds_for_every_request_and_counts_numbers_and_samples(monkeypatch):
+    net = Tight(nn.Flatten(), nn.LazyLinear(2))
+    net.seen = []
+    net(torch.zeros(1, 6))
+    method = MAP(net)
+    freed = []
+    monkeypatch.setattr(base, "free_unused", lambda: freed.append(1))
+    x = torch.rand(20, 6)
+    whole = method.sample_logits(x[:4], 1)
+    assert freed == []
+    net.seen.clear()
+    found = method.sample_logits(x, 1)
+    torch.testing.assert_close(found[:, :4], whole)
+    assert net.seen == [20, 10, 5, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]  # the fourth size is borne
+    assert len(freed) == 3
+    for given in (None, 20):  # it is remembered, also where another number is asked for
+        net.seen.clear()
+        method.predict_proba(x, batch_size=given)
+        assert set(net.seen) == {2}
+    assert [method._rows(torch.empty(9, width), samples) for width, samples in ((6, 1), (6, 2), (3, 1), (1, 1))] == [
+        2,
+        1,
+        4,
+        12,
+    ]
+
+
+def test_a_number_of_rows_that_is_asked_for_is_taken():
+    seen = []
+    net = nn.Sequential(nn.Linear(3, 2))
+    net[0].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    MAP(net).predict_proba(torch.rand(9000, 3), batch_size=6000)
+    assert seen == [6000, 3000]

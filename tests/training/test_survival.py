@@ -478,6 +478,17 @@ def test_validation_and_what_follows_go_on_with_fewer_rows(data, caplog):
     torch.testing.assert_close(parts.predict_proba(data[1][0]), whole.predict_proba(data[1][0]))
 
 
+def test_memory_that_ends_in_the_score_ends_one_run_of_a_population_alone(data, monkeypatch):
+    method = MAP(nn.Sequential(*layers()))
+    monkeypatch.setattr(
+        method.likelihood, "log_predictive", lambda *_: (_ for _ in ()).throw(MemoryError()), raising=False
+    )
+    members = [Member("full", lambda: method), Member("other", lambda: MAP(nn.Sequential(*layers())))]
+    found = {o.member.name: o for o in fit_population(members, *data, epochs=2)}
+    assert found["full"].error.startswith("validation with 1 sample does not fit into memory: lower")
+    assert len(found["other"].result.history) == 2
+
+
 def test_a_prediction_of_which_one_row_does_not_fit_is_one_line(data, monkeypatch):
     monkeypatch.setattr(Narrow, "limit", 0)
     with pytest.raises(NoMemoryError, match="1 row with 4 samples does not fit into memory: take fewer") as caught:

@@ -62,7 +62,7 @@ class Method(DecidingMixin, nn.Module, ABC):
     live_settings: ClassVar[tuple[str, ...]] = ()  # the arguments that they come from, where the names differ
     lazy: ClassVar[bool] = True  # whether the first pass may make the network's weights
     rows: ClassVar[dict[str, int]] = {}  # of one pass of a convolutional network, where `ROWS` does not suit
-    _bearable: int | None = None  # rows of all samples in one pass, since more did not fit into memory
+    _bearable: int | None = None  # input numbers times samples in one pass, since more did not fit into memory
     # DistributedDataParallel would send all context images from one process to the others at every step.
     _ddp_params_and_buffers_to_ignore: ClassVar[tuple[str, ...]] = ("context.images", "context.cached")
     net: nn.Module
@@ -241,10 +241,11 @@ class Method(DecidingMixin, nn.Module, ABC):
             rows = self._rows(x, samples, batch_size)
             try:
                 with torch.no_grad(), evaluating(self.net), self._memory_kept(x, rows):
-                    return torch.cat([self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)], 1)
+                    parts = [self._draw(scaled(part, self.like), samples, seed) for part in x.split(rows)]
+                break
             except Exception as error:
                 if is_out_of_memory(error):
-                    self._bearable = samples * fewer(min(rows, len(x)), samples, error)
+                    self._bearable = samples * x[:1].numel() * fewer(min(rows, len(x)), samples, error)
                 elif isinstance(error, REFUSALS):  # where one row fails as well, it is its shape
                     with torch.no_grad(), evaluating(self.net):
                         check_fits(lambda row: self._draw(scaled(row, self.like), samples, seed), x, "x")
@@ -252,6 +253,7 @@ class Method(DecidingMixin, nn.Module, ABC):
                 else:
                     raise
             free_unused()  # outside of the handler, where the error no longer holds the failed attempt's tensors
+        return torch.cat(parts, dim=1)
 
     def predict_proba(
         self, x: Any, samples: int | None = None, *, seed: int | None = None, batch_size: int | None = None
@@ -319,11 +321,12 @@ class Method(DecidingMixin, nn.Module, ABC):
         if seed is None:
             seed = int(torch.randint(2**62, ()))
         rows = self._rows(x, samples or self.samples, batch_size)
+
+        def outputs(part: Tensor) -> Tensor:
+            return self.sample_logits(part, samples, seed=seed, batch_size=batch_size)
+
         with torch.no_grad(), self._memory_kept(x, rows):
-            return [
-                function(tempered(self.calibration, self.likelihood, self.sample_logits(part, samples, seed=seed)))
-                for part in x.split(rows)
-            ]
+            return [function(tempered(self.calibration, self.likelihood, outputs(part))) for part in x.split(rows)]
 
     def _memory_kept(self, x: Tensor, rows: int) -> AbstractContextManager[None]:
         """Keep memory between the passes of a prediction, where it takes several and they run on the CPU."""
@@ -338,7 +341,9 @@ class Method(DecidingMixin, nn.Module, ABC):
         else:
             own = self.rows if any(parameter.ndim == 4 for parameter in self.net.parameters()) else {}
             rows = max(1, sized({**ROWS, **own}.get(self.like.device.type, 16384), x) // samples)
-        return rows if self._bearable is None else max(1, min(rows, self._bearable // samples))
+        return (
+            rows if self._bearable is None else max(1, min(rows, self._bearable // (samples * max(1, x[:1].numel()))))
+        )
 
     def extra_repr(self) -> str:
         """Show the settings in `print(method)`."""

@@ -20,6 +20,7 @@ from stfseb.inputs import check_fits, check_pixels, check_seed
 from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import generator
 from stfseb.methods.function_term import prior_failure
+from stfseb.methods.memory import NoMemoryError, is_out_of_memory
 from stfseb.methods.settings import check_count, check_positive, is_weight
 from stfseb.networks.precision import resolve, running
 from stfseb.training import randomness
@@ -261,8 +262,16 @@ class Training:
 
     def validate(self) -> Score:
         """Return the validation score in the precision of the training."""
-        with running(self.precision, self.method.like.device):
-            return validation_score(self.method, validation_batches(self.held_out), self.samples)
+        try:
+            with running(self.precision, self.method.like.device):
+                return validation_score(self.method, validation_batches(self.held_out), self.samples)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise NoMemoryError(
+                f"validation with {self.samples} sample{'s' * (self.samples > 1)} does not fit into memory: lower "
+                "validation_samples"
+            ) from error
 
     def restore_best(self) -> FitResult:
         """Leave the method at its best epoch, in evaluation mode, and return the result."""
