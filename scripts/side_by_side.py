@@ -125,7 +125,8 @@ def run(lists: list[Path], out: Path, end: float, settings: dict[str, str], stop
                 print(f"{time.monotonic() - began:6.0f} s: {name}: {said}; {logs / name}.log", flush=True)
         time.sleep(0.05)
     done = sum(code == 0 for code in codes.values())
-    print(f"{done} of {len(lists)} lists done; results in {out}", flush=True)
+    more = "" if done == len(lists) else "; the same command goes on with the others"
+    print(f"{done} of {len(lists)} lists done; results in {out}{more}", flush=True)
     return len(lists) - done
 
 

@@ -74,6 +74,7 @@ class _Masked(_Sampler):
         super().__init__()
         self.net, self.samples = net, samples
         self.folded = FoldedNetwork(net)
+        self.folded.whole = True  # a graph of any number of rows asks nothing of them
         generator = torch.Generator(x.device).manual_seed(seed)
         self.folded(x, samples, [Block(len(x), shared=True, generator=generator)])
         generator.manual_seed(seed)

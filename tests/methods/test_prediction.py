@@ -144,7 +144,9 @@ def test_temperatures_and_features_are_of_smaller_passes_too():
     raw_outputs(method, torch.rand(5, 3, 224, 224), samples=2)
     assert max(seen) == 2
     sizes = []
-    given = STFSEB(net, torch.rand(9, 3, 224, 224), extractor=lambda x: sizes.append(len(x)) or x.flatten(1)[:, :4])
+    given = STFSEB(
+        net, torch.rand(9, 3, 224, 224), num_context=3, extractor=lambda x: sizes.append(len(x)) or x.flatten(1)[:, :4]
+    )
     sizes.clear()
     given.context.extract(torch.rand(9, 3, 224, 224), torch.zeros(()))
     assert max(sizes) == 2
@@ -195,3 +197,7 @@ def test_a_number_of_rows_that_is_asked_for_is_taken():
     net[0].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     MAP(net).predict_proba(torch.rand(9000, 3), batch_size=6000)
     assert seen == [6000, 3000]
+    seen.clear()
+    for given in (np.int64(2), 10**30):
+        MAP(net).predict_proba(torch.rand(3, 3), batch_size=given)
+    assert seen == [2, 1, 3]

@@ -7,6 +7,7 @@ from scipy import stats
 from torch import nn
 
 from stfseb.errors import StfsebError
+from stfseb.networks import folding
 from stfseb.networks.dropout import Block, MonteCarloDropout, NoDropout, check_has_dropout, keep_mask, module_rates
 from stfseb.networks.folding import FoldedNetwork, chain, deterministic, first_dropout
 
@@ -179,6 +180,111 @@ def test_prefix_with_a_dropout_of_its_own_is_folded_whole():
     logits, _ = folded(torch.rand(6, 4), 3, [Block(6, shared=False)])
     assert logits.shape == (3, 6, 2)
     assert not folded.share_prefix
+
+
+class Own(nn.Module):
+    """A network with a `forward` of its own."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(4, 6, dtype=dtype), nn.BatchNorm1d(6, dtype=dtype)
+        self.drop, self.last = nn.Dropout(0.5), nn.Linear(6, 3, dtype=dtype)
+        self.seen = []
+
+    def forward(self, x):
+        h = torch.tanh(self.norm(self.first(x)))
+        self.seen.append(len(h))
+        return self.last(self.behind(h))
+
+    def behind(self, h):
+        return self.drop(h)
+
+
+class Bypass(Own):
+    def behind(self, h):
+        return h + self.drop(h)
+
+
+class Branches(Own):
+    def behind(self, h):
+        return self.drop(h) + self.drop(h.flip(-1))
+
+
+class Pooled(Own):
+    """Remembers how many rows there were: behind the dropout there are more."""
+
+    def behind(self, h):
+        return self.drop(h).view(len(h), -1, 6).mean(1)
+
+
+class Turned(Own):
+    """As many rows as there should be, in another order."""
+
+    def behind(self, h):
+        return self.drop(h).view(len(h), -1, 6).transpose(0, 1).reshape(-1, 6)
+
+
+class Ignored(Own):
+    def behind(self, h):
+        h = h.clone()
+        F.dropout(h, 0.5, inplace=True)
+        return h
+
+
+def blocks_of():
+    return [Block(5, shared=False), Block(2, shared=True, generator=torch.Generator().manual_seed(1))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole"), [(Own, False), (Bypass, True), (Branches, True), (Pooled, True), (Turned, True), (Ignored, True)]
+)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_forward_of_ones_own_runs_once_up_to_its_first_dropout_where_that_is_the_same(kind, whole, mode):
+    net = getattr(kind(), mode)()
+    x = torch.rand(7, 4, generator=torch.Generator().manual_seed(2))
+    found = []
+    for share in (True, False):
+        folded = FoldedNetwork(net, share_prefix=share)
+        torch.manual_seed(0)
+        net.zero_grad()
+        logits, _ = folded(x, 3, blocks_of())
+        (logits**3).sum().backward()
+        found.append((logits.detach(), net.first.weight.grad.clone(), net.last.weight.grad.clone()))
+        assert folded.whole is (whole or not share)
+        assert net.seen[-1] == (21 if folded.whole else 7)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_finding_that_out_leaves_nothing_behind():
+    net = Own().train()
+    net.drop.eval()
+    torch.manual_seed(0)
+    before, state = torch.get_rng_state(), {k: v.clone() for k, v in net.state_dict().items()}
+    assert folding._needs_whole(net, torch.rand(7, 4, generator=torch.Generator())) is False
+    assert net.seen == [6, 2]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    assert [m.training for m in (net, net.norm, net.drop)] == [True, True, False]
+    assert folding._needs_whole(net, torch.rand(1, 4)) is False  # one row is turned for a second one
+    assert folding._needs_whole(net, torch.rand(0, 4)) is True
+    assert folding._needs_whole(Own(torch.bfloat16), torch.rand(7, 4).bfloat16()) is True  # its digits tell nothing
+
+
+def test_what_goes_together_in_evaluation_alone_is_repeated_whole():
+    class Pooling(Own):
+        def behind(self, h):
+            return self.drop(h).view(len(h), -1, 6).mean(1) if self.training else self.drop(h)
+
+    net, x = Pooling(), torch.rand(7, 4)
+    folded = FoldedNetwork(net.eval())
+    folded(x, 3, blocks_of())
+    assert folded.whole is False
+    net.train()
+    logits, _ = folded(x, 3, blocks_of())
+    assert folded.whole is True
+    assert logits.shape == (3, 7, 3)
 
 
 def test_networks_without_dropout_are_refused():

@@ -348,11 +348,12 @@ class Small(nn.Sequential):
     seen = 0
 
     def forward(self, x):
-        if self.training:
-            if len(x) > self.limit:
+        out = super().forward(x)
+        if self.training:  # behind the dropout, where samples have rows of their own
+            if len(out) > self.limit:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB\nand more lines")
-            Small.seen = max(Small.seen, len(x))
-        return super().forward(x)
+            Small.seen = max(Small.seen, len(out))
+        return out
 
 
 def layers(rate=0.0):

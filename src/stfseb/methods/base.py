@@ -337,7 +337,7 @@ class Method(DecidingMixin, nn.Module, ABC):
         check_count(samples=samples)
         if batch_size is not None:
             check_count(batch_size=batch_size)
-            rows = batch_size
+            rows = min(int(batch_size), max(1, len(x)))
         else:
             own = self.rows if any(parameter.ndim == 4 for parameter in self.net.parameters()) else {}
             rows = max(1, sized({**ROWS, **own}.get(self.like.device.type, 16384), x) // samples)

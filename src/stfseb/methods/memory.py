@@ -30,6 +30,7 @@ _SIGNS = (
     "Cannot allocate memory",
     "std::bad_alloc",
     "ALLOC_FAILED",
+    "could not create a primitive",  # oneDNN's word for it
 )
 
 

@@ -1,7 +1,8 @@
 """Run a network for many Monte Carlo samples in one pass.
 
-A chain of `nn.Sequential` is cut at its first dropout: the part before it runs once and its output is
-repeated for the samples. Any other module gets the whole batch repeated.
+The part of a network before its first dropout runs once, and what that dropout gives is repeated for the samples. A
+chain of `nn.Sequential` is known to allow that. Any other module may bring rows from before the dropout together with
+rows from behind it, so it is tried both ways on two rows first; where the outputs differ the whole batch is repeated.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ class FoldedNetwork:
     def __init__(self, net: nn.Module, *, share_prefix: bool = True) -> None:
         self.net = net
         self.share_prefix = share_prefix
+        self.whole: bool | None = (
+            None if share_prefix else True
+        )  # whether a module of one's own needs all rows repeated
         self.lanes: Sequence[Tensor] | None = None  # masks' random bits, where an engine draws them beforehand
         self.plan: list[Lanes] = []  # the masks that the last pass asked for
 
@@ -129,9 +133,15 @@ class FoldedNetwork:
                 self.share_prefix = False
                 return self(x, samples, blocks)
         else:
-            mode = MonteCarloDropout(samples, blocks, folded=True, lanes=self.lanes, laid_out=laid_out)
+            if self.whole is None and not torch.compiler.is_compiling():
+                self.whole = _needs_whole(self.net, x)
+            whole = self.whole is not False
+            mode = MonteCarloDropout(samples, blocks, folded=whole, lanes=self.lanes, laid_out=laid_out)
             with mode:
-                out = self.net(x.repeat(samples, *(1,) * (x.ndim - 1)))
+                out = self.net(x.repeat(samples, *(1,) * (x.ndim - 1)) if whole else x)
+            if mode.rates and not whole and len(returned(out)) != samples * len(x):
+                self.whole = True  # in this mode, or for this many rows, it does not go together after all
+                return self(x, samples, blocks)
         if not mode.rates:
             raise StfsebError(
                 f"no dropout ran in {type(self.net).__name__}'s forward pass, so every Monte Carlo sample is the "
@@ -140,6 +150,34 @@ class FoldedNetwork:
         self.plan = mode.plan
         logits = returned(out)
         return logits.view(samples, -1, logits.shape[1]), mode.rates
+
+
+def _needs_whole(net: nn.Module, x: Tensor) -> bool:
+    """Tell whether a module needs all rows repeated from its beginning on: run it both ways on two rows."""
+    plain = all(p.dtype in (torch.float32, torch.float64) for p in net.parameters())
+    if not plain or not len(x):
+        return True
+    rows = torch.cat([x[:1], x[-1:]]) if len(x) > 1 else torch.cat([x, x.flip(-1)])
+    flags = {module: module.training for module in net.modules()}
+    net.eval()
+    found = []
+    try:
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            for folded in (True, False):
+                generator = torch.Generator(x.device).manual_seed(0)
+                mode = MonteCarloDropout(3, [Block(2, False, generator)], folded=folded)
+                with mode:
+                    found.append(returned(net(rows.repeat(3, *(1,) * (x.ndim - 1)) if folded else rows)))
+    except Exception:
+        return True  # of the first pass too: the real one says what is wrong
+    finally:
+        for module, training in flags.items():
+            module.training = training
+    whole, early = found
+    if whole.shape != early.shape or not bool(whole.isfinite().all()):
+        return True
+    spread = float(whole.max() - whole.min())
+    return float((whole - early).abs().max()) > 1e-4 * spread + 1e-12
 
 
 def without_dropout(net: nn.Module, *, substituted: bool = False) -> NoDropout:

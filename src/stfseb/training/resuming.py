@@ -168,6 +168,7 @@ def snapshot(training: Training) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "contexts": [context.step for context in contexts(method)],
         "rows": engine.folds.rows if isinstance(engine, EagerEngine) else None,
         "shared_prefix": [folded.share_prefix for folded in _folded(method)],
+        "whole": [folded.whole for folded in _folded(method)],
         "provenance": method.provenance,
         "seconds": time.perf_counter() - training.started,
         "epoch_seconds": time.perf_counter() - training.begun if steps else 0.0,
@@ -186,8 +187,9 @@ def restore(training: Training, tensors: dict[str, Tensor], state: dict[str, Any
     for context, step in zip(contexts(method), state["contexts"], strict=True):
         context.step = step
         context.begin_parts(None)
-    for folded, shared in zip(_folded(method), state["shared_prefix"], strict=True):
+    for k, (folded, shared) in enumerate(zip(_folded(method), state["shared_prefix"], strict=True)):
         folded.share_prefix = shared
+        folded.whole = state["whole"][k] if "whole" in state else True  # as it was when checkpoints did not say
     if isinstance(engine, EagerEngine):
         engine.folds.rows = state["rows"]
     method.provenance.update(state["provenance"])
