@@ -272,6 +272,18 @@ def test_finding_that_out_leaves_nothing_behind():
     assert folding._needs_whole(Own(torch.bfloat16), torch.rand(7, 4).bfloat16()) is True  # its digits tell nothing
 
 
+def test_a_single_row_passes_batch_norm_in_training():
+    net, x = Own().train(), torch.rand(7, 4)
+    folded = FoldedNetwork(net)
+    assert folded(x, 3, blocks_of())[0].shape == (3, 7, 3)
+    assert folded.whole is False
+    assert folded(x[:1], 3, [Block(1, shared=False)])[0].shape == (3, 1, 3)
+    assert net.seen[-1] == 3
+    net.eval()
+    folded(x[:1], 3, [Block(1, shared=False)])
+    assert net.seen[-1] == 1
+
+
 def test_what_goes_together_in_evaluation_alone_is_repeated_whole():
     class Pooling(Own):
         def behind(self, h):

@@ -135,7 +135,8 @@ class FoldedNetwork:
         else:
             if self.whole is None and not torch.compiler.is_compiling():
                 self.whole = _needs_whole(self.net, x)
-            whole = self.whole is not False
+            # A single row has no batch statistics of its own; repeated for the samples it passes, as ever.
+            whole = self.whole is not False or (len(x) == 1 and self.net.training)
             mode = MonteCarloDropout(samples, blocks, folded=whole, lanes=self.lanes, laid_out=laid_out)
             with mode:
                 out = self.net(x.repeat(samples, *(1,) * (x.ndim - 1)) if whole else x)
