@@ -268,7 +268,10 @@ def test_finding_that_out_leaves_nothing_behind():
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert [m.training for m in (net, net.norm, net.drop)] == [True, True, False]
     assert folding._needs_whole(net, torch.rand(1, 4)) is False  # one row is turned for a second one
-    assert folding._needs_whole(net, torch.rand(0, 4)) is True
+    assert folding._needs_whole(net, torch.rand(0, 4)) is None
+    assert folding._needs_whole(net, torch.rand(7, 5)) is None  # of the wrong shape: nothing is settled
+    nn.init.zeros_(net.last.weight)
+    assert folding._needs_whole(net, torch.rand(7, 4)) is True  # the bias alone tells nothing
     assert folding._needs_whole(Own(torch.bfloat16), torch.rand(7, 4).bfloat16()) is True  # its digits tell nothing
 
 

@@ -105,9 +105,8 @@ class FoldedNetwork:
     def __init__(self, net: nn.Module, *, share_prefix: bool = True) -> None:
         self.net = net
         self.share_prefix = share_prefix
-        self.whole: bool | None = (
-            None if share_prefix else True
-        )  # whether a module of one's own needs all rows repeated
+        # Whether a module of one's own needs all rows repeated; None until it has been tried.
+        self.whole: bool | None = None if share_prefix else True
         self.lanes: Sequence[Tensor] | None = None  # masks' random bits, where an engine draws them beforehand
         self.plan: list[Lanes] = []  # the masks that the last pass asked for
 
@@ -153,10 +152,15 @@ class FoldedNetwork:
         return logits.view(samples, -1, logits.shape[1]), mode.rates
 
 
-def _needs_whole(net: nn.Module, x: Tensor) -> bool:
-    """Tell whether a module needs all rows repeated from its beginning on: run it both ways on two rows."""
-    plain = all(p.dtype in (torch.float32, torch.float64) for p in net.parameters())
-    if not plain or not len(x):
+def _needs_whole(net: nn.Module, x: Tensor) -> bool | None:
+    """Tell whether a module needs all rows repeated from its beginning on: run it both ways on two rows.
+
+    None where these rows do not pass at all. Outputs that are the same for all rows and samples tell nothing: then
+    the answer is yes.
+    """
+    if not len(x):
+        return None
+    if not all(p.dtype in (torch.float32, torch.float64) for p in net.parameters()):
         return True
     rows = torch.cat([x[:1], x[-1:]]) if len(x) > 1 else torch.cat([x, x.flip(-1)])
     flags = {module: module.training for module in net.modules()}
@@ -170,15 +174,15 @@ def _needs_whole(net: nn.Module, x: Tensor) -> bool:
                 with mode:
                     found.append(returned(net(rows.repeat(3, *(1,) * (x.ndim - 1)) if folded else rows)))
     except Exception:
-        return True  # of the first pass too: the real one says what is wrong
+        return True if found else None  # without a first pass either, the real one says what is wrong
     finally:
         for module, training in flags.items():
             module.training = training
     whole, early = found
     if whole.shape != early.shape or not bool(whole.isfinite().all()):
         return True
-    spread = float(whole.max() - whole.min())
-    return float((whole - early).abs().max()) > 1e-4 * spread + 1e-12
+    spread = float((whole.amax(0) - whole.amin(0)).max())  # over rows and samples
+    return spread == 0.0 or float((whole - early).abs().max()) > 1e-4 * spread
 
 
 def without_dropout(net: nn.Module, *, substituted: bool = False) -> NoDropout:
