@@ -16,7 +16,7 @@ from stfseb.errors import StfsebError, unknown
 
 KEYS = (
     "name", "title", "train", "validation", "test", "context", "ood", "shifts", "network", "channels",
-    "image_size", "classes", "dropout", "augment", "presets", "training",
+    "image_size", "classes", "dropout", "augment", "presets", "training", "ablated",
 )  # fmt: skip
 METHODS = ("stfseb", "fseb", "gfsvi", "mcdropout", "mfvi", "map")
 
@@ -50,7 +50,7 @@ def definition(path: Path) -> str:
 
     Its name, title, presets and training are left out: runs hold their settings themselves.
     """
-    kept = {k: v for k, v in _content(path).items() if k not in ("name", "title", "presets", "training")}
+    kept = {k: v for k, v in _content(path).items() if k not in ("name", "title", "presets", "training", "ablated")}
     if "network" in kept:
         kept["network"] = network_entry.with_fingerprint(kept["network"], path.parent.resolve())
         if isinstance(kept["network"], dict) and "file" in kept["network"]:
@@ -111,8 +111,7 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
     ood = _mapping(entry.get("ood", {}), "ood")
     network, settings = network_entry.parse(entry.get("network", defaults["network"]), defaults["network"], base)
     own_rate = not isinstance(network, str) and "dropout" not in content
-    presets = _mapping(entry["presets"], "presets")
-    _known(presets, METHODS, "method in presets")
+    presets, ablated = _by_method(entry["presets"], "presets"), _by_method(entry.get("ablated", {}), "ablated")
     training = _mapping(entry["training"], "training")
     _known(training, defaults["training"], "key in training")
     return Task(
@@ -130,10 +129,17 @@ def _parse(name: str, content: dict[str, Any], base: Path) -> Task:
         class_names=_classes(entry.get("classes"), train),
         dropout=None if own_rate else _number(entry["dropout"], "dropout", float, 0, 0.999),
         augment=_flag(entry["augment"], "augment"),
-        presets={method: dict(_mapping(value, f"presets: {method}")) for method, value in presets.items()},
+        presets=presets,
         training=_training(training),
         network_settings=settings,
+        ablated=ablated,
     )
+
+
+def _by_method(value: Any, key: str) -> dict[str, dict[str, Any]]:
+    """Return settings by method."""
+    _known(_mapping(value, key), METHODS, f"method in {key}")
+    return {method: dict(_mapping(settings, f"{key}: {method}")) for method, settings in value.items()}
 
 
 def _known(given: dict[str, Any], known: Any, kind: str) -> None:

@@ -63,6 +63,11 @@ class Task:
     presets: dict[str, dict[str, Any]]
     training: dict[str, Any]
     network_settings: dict[str, Any] = field(default_factory=dict)
+    ablated: dict[str, dict[str, Any]] = field(default_factory=dict)  # where ablations do not start from the preset
+
+    def start(self, method: str) -> dict[str, Any]:
+        """Return the settings of which ablations change one at a time: the preset, unless `ablated` has others."""
+        return {**self.presets.get(method, {}), **self.ablated.get(method, {})}
 
     @property
     def classes(self) -> int:

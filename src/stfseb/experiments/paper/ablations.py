@@ -11,7 +11,7 @@ from stfseb.experiments.paper.plan import Asked, Plan, Variant, assemble_with_au
 DOFS = (2.1, 3.0, 5.0, 10.0, 20.0, math.inf)
 NUMBERS = (32, 64, 128)
 TITLES = {
-    "dof": "Degrees of freedom, at the preset's tau",
+    "dof": "Degrees of freedom, at a fixed tau",
     "context-number": "Number of context points",
     "context-source": "Source of the context points",
 }
@@ -23,12 +23,12 @@ _NOTES = {
         ),
     ),
     "context-number": (
-        "Dof, sigma and tau are the preset's, whatever the number: the prior of more points is stronger.",
+        "Dof, sigma and tau are the same, whatever the number: the prior of more points is stronger.",
     ),
     "context-source": (
         (
             "Auxiliary: the task's context set, which is a kind of outlier exposure. Train: the training images, "
-            "as they are. None: the function term is left out. Dof, sigma and tau are the preset's, which is for the "
+            "as they are. None: the function term is left out. Dof, sigma and tau are the same, chosen for the "
             "auxiliary set."
         ),
     ),
@@ -56,10 +56,12 @@ def plan(what: str, asked: Asked) -> Plan:
     tasks = tasks_of(asked)
     notes: tuple[str, ...] = _NOTES[what]
     if what == "dof":
-        own = [f"{task_label(name)} {dof_label(float(load_task(name).presets['stfseb']['dof']))}" for name in tasks]
-        notes = (*notes, f"Sigma and tau are those of the preset, which has dof {', '.join(own)}.")
+        own = [f"{task_label(name)} {dof_label(float(load_task(name).start('stfseb')['dof']))}" for name in tasks]
+        notes = (*notes, f"Sigma and tau are those that were chosen with dof {', '.join(own)}.")
     keys = ("acc", "ece", "nll") if what == "context-source" else ("acc", "nll")
-    return assemble_with_aurocs(what, TITLES[what], asked, tasks, lambda _: variants(what), keys, notes=notes)
+    return assemble_with_aurocs(
+        what, TITLES[what], asked, tasks, lambda _: variants(what), keys, notes=notes, ablation=True
+    )
 
 
 def dof_key(dof: float) -> str:

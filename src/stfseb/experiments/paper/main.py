@@ -62,5 +62,6 @@ def plan(what: str, asked: Asked) -> Plan:
         parts,
         by_metric=what in ("table1", "efficiency"),
         alone=what == "efficiency",
+        ablation=what == "efficiency",  # costs do not go by the settings that rules choose
         notes=notes,
     )

@@ -139,14 +139,17 @@ def assemble(
     variants: Mapping[str, Sequence[Variant]],
     quantities: Mapping[str, tuple[Quantity, ...]],
     parts: Mapping[str, tuple[str, ...]],
+    *,
+    ablation: bool = False,
     **more: Any,
 ) -> Plan:
-    """Return the plan whose variants may differ from task to task."""
+    """Return the plan whose variants may differ from task to task; of an ablation they change what it starts from."""
     if not asked.seeds:
         raise StfsebError("nothing to run: give at least one seed")
-    more["notes"] = (*more.get("notes", ()), *_conditions(asked))
+    started = [line for task in tasks for line in _starts(task, variants[task])] if ablation else []
+    more["notes"] = (*more.get("notes", ()), *started, *_conditions(asked))
     everything = {v.key: v for task in tasks for v in variants[task]}
-    jobs = {(task, v.key): cell(task, v, asked) for task in tasks for v in variants[task]}
+    jobs = {(task, v.key): cell(task, v, asked, ablation=ablation) for task in tasks for v in variants[task]}
     return Plan(
         what, title, asked.seeds, tuple(tasks), tuple(everything.values()), jobs, dict(quantities), dict(parts), **more
     )
@@ -177,14 +180,29 @@ def _conditions(asked: Asked) -> list[str]:
     return lines + ([f"Context: {asked.context}, not the task's own."] if asked.context else [])
 
 
-def cell(task: str, variant: Variant, asked: Asked) -> tuple[Job, ...]:
+def _starts(name: str, variants: Sequence[Variant]) -> list[str]:
+    """Say what a task's ablation starts from where that is not the preset."""
+    task = load_task(name)
+    named = ["map" if v.method == "ensemble" else v.method for v in variants]
+    methods = [m for m in dict.fromkeys(named) if task.ablated.get(m)]
+    words = [f"{label_of(m)} at {', '.join(map(_setting, task.ablated[m].items()))}" for m in methods]
+    return [f"{task_label(name)} starts from {'; '.join(words)}: not what the main tables have."] if words else []
+
+
+def _setting(named: tuple[str, Any]) -> str:
+    name, value = named
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def cell(task: str, variant: Variant, asked: Asked, *, ablation: bool = False) -> tuple[Job, ...]:
     """Return the runs of one cell, one a seed."""
+    start = load_task(task).ablated.get(variant.method, {}) if ablation else {}
     return tuple(
         make_job(
             task,
             variant.method,
             seed,
-            settings=variant.settings,
+            settings={**start, **variant.settings},
             training={**asked.training, **variant.training},
             context=variant.context or asked.context,
         )

@@ -37,5 +37,6 @@ def plan(what: str, asked: Asked) -> Plan:
         tasks_of(asked, TASKS),
         lambda _: variants(),
         variants_down=True,
-        notes=("All at the preset's dof, sigma and tau, which were chosen under the first reading.",),
+        ablation=True,
+        notes=("All at the same dof, sigma and tau, which were chosen under the first reading.",),
     )

@@ -1,8 +1,8 @@
 """The dof table with tau2 chosen anew for each dof: a fair comparison of tails, not of strengths.
 
-For every dof, five values of tau2 around the preset's are tried with the first seed; the one with the lowest
-validation NLL is run with all seeds. The choice is read from the records, so that it is the same whenever and
-wherever the table is made.
+For every dof, five values of tau2 around the one that ablations start from are tried with the first seed; the one with
+the lowest validation NLL is run with all seeds. The choice is read from the records, so that it is the same whenever
+and wherever the table is made.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 FACTORS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _NOTE = (
-    "For each dof the tau2 with the lowest validation NLL of the first seed, of five from a hundredth of the preset's "
-    "to a hundred times it."
+    "For each dof the tau2 with the lowest validation NLL of the first seed, of five from a hundredth of the "
+    "one it starts from to a hundred times that."
 )
 
 
@@ -31,7 +31,9 @@ def grid_plan(asked: Asked, dofs: Sequence[float] = DOFS) -> Plan:
     base = plan_at_fixed_tau("dof", first)
     variants = {task: [v for dof in dofs for v in _trials(task, dof)] for task in base.tasks}
     nothing: dict[str, tuple[str, ...]] = dict.fromkeys(base.tasks, ())
-    return assemble("dof-grid", "tau2 for each dof", first, base.tasks, variants, base.quantities, nothing)
+    return assemble(
+        "dof-grid", "tau2 for each dof", first, base.tasks, variants, base.quantities, nothing, ablation=True
+    )
 
 
 def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]], dofs: Sequence[float] = DOFS) -> Plan:
@@ -56,6 +58,7 @@ def retuned_plan(asked: Asked, records: Mapping[str, Mapping[str, Any]], dofs: S
         variants,
         base.quantities,
         base.parts,
+        ablation=True,
         notes=(_NOTE, *_said(chosen)),
     )
 
@@ -73,7 +76,7 @@ def validation_nll(record: Mapping[str, Any]) -> float:
 
 
 def _trials(task: str, dof: float) -> list[Variant]:
-    tau2 = float(load_task(task).presets["stfseb"].get("tau2", 100.0))
+    tau2 = float(load_task(task).start("stfseb").get("tau2", 100.0))
     return [
         Variant(f"{dof_key(dof)}-{f:g}", dof_label(dof), "stfseb", {"dof": dof, "tau2": _plain(tau2 * f)})
         for f in FACTORS
@@ -88,7 +91,7 @@ def _plain(value: float) -> float:
 def _best(task: str, dof: float, first: Asked, records: Mapping[str, Mapping[str, Any]]) -> Variant | None:
     scored = []
     for variant in _trials(task, dof):
-        (job,) = cell(task, variant, first)
+        (job,) = cell(task, variant, first, ablation=True)
         if job.name not in records:
             return None
         scored.append((validation_nll(records[job.name]), variant))
