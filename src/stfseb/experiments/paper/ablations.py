@@ -22,9 +22,7 @@ _NOTES = {
             "(dof + N_c)/(dof - 2) times the Gaussian's."
         ),
     ),
-    "context-number": (
-        "Dof, sigma and tau are the same, whatever the number: the prior of more points is stronger.",
-    ),
+    "context-number": ("Dof, sigma and tau are the same, whatever the number: the prior of more points is stronger.",),
     "context-source": (
         (
             "Auxiliary: the task's context set, which is a kind of outlier exposure. Train: the training images, "
