@@ -26,6 +26,7 @@ app = typer.Typer(
 
 TaskArgument = Annotated[str, typer.Argument(help="A task: mini, mnist, fmnist, cifar10, ... or your own YAML file.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="At most this many epochs; by default the task's own.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows of a minibatch; by default the task's own.")]
 Out = Annotated[Path, typer.Option(help="Where the folder of results is made.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Context = Annotated[
@@ -61,6 +62,7 @@ def compare(
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "stfseb,mcdropout,map",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, ..., each method once with each.")] = 1,
     epochs: Epochs = None,
+    batch_size: BatchSize = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of a method, METHOD.NAME=VALUE (stfseb.tau2=10); repeatable."),
@@ -88,7 +90,7 @@ def compare(
     console = Console(stderr=True)
     data = load_task(task).load(context=context)
     overrides = _assignments(set_ or [])
-    base = _config("", 0, {}, epochs, device)
+    base = _config("", 0, {}, device, epochs=epochs, batch_size=batch_size)
     runs = comparison.plan(list(words(methods)), range(seeds), overrides, base)
     notes = comparison.check(data, runs)
     for note in (*data.notes, *notes):
@@ -117,6 +119,7 @@ def train(
     method: Annotated[str, typer.Option("--method", "-m", help="The method to train.")] = "stfseb",
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of weights, order, masks and context.")] = 0,
     epochs: Epochs = None,
+    batch_size: BatchSize = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the method, NAME=VALUE (tau2=10); repeatable.")
     ] = None,
@@ -143,7 +146,8 @@ def train(
 
     if resume is None:
         settings = settings_from(method, set_)
-        run = ResumableRun.new(out, task, _config(method, seed, settings, epochs, device), context)
+        config = _config(method, seed, settings, device, epochs=epochs, batch_size=batch_size)
+        run = ResumableRun.new(out, task, config, context)
     else:
         _check_alone_with_resume(given)
         run = ResumableRun.of(resume, None if device is None else _device(device))
@@ -184,6 +188,7 @@ def calibrate(
     for option, value in (("--coverage", coverage), ("--answer", answer), ("--false-alarms", false_alarms)):
         _check_fraction(option, value)
     from stfseb.experiments.calibrate import calibrate_model
+    from stfseb.experiments.models import chance_in_words
     from stfseb.experiments.predict import rules_in_words
 
     method, count = calibrate_model(
@@ -195,6 +200,8 @@ def calibrate(
         probabilities=probabilities,
         network=network,
     )
+    if note := chance_in_words(method, model):
+        print(f"note: {note}", file=sys.stderr)
     print(f"Calibrated on {count} images. {rules_in_words(method)}")
 
 
@@ -296,10 +303,11 @@ def _device(name: str | None) -> str:
     return usable_device(name or default_device())
 
 
-def _config(method: str, seed: int, settings: dict[str, Any], epochs: int | None, device: str | None) -> Any:
+def _config(method: str, seed: int, settings: dict[str, Any], device: str | None, **training: int | None) -> Any:
+    """Return a run's config; of its training what was given, over the task's own."""
     from stfseb.experiments.run import RunConfig
 
-    training = {} if epochs is None else {"epochs": epochs}
+    training = {name: value for name, value in training.items() if value is not None}
     return RunConfig(method=method, seed=seed, settings=settings, training=training, device=_device(device))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ def evaluate(
     from stfseb.cli import _device
     from stfseb.data.tasks import load_task, task_names
     from stfseb.evaluation.evaluate import evaluate as evaluate_method
-    from stfseb.experiments.models import load_model
+    from stfseb.experiments.models import chance_in_words, load_model
     from stfseb.methods.saving import described
 
     about = described(model).get("provenance")
@@ -46,6 +47,8 @@ def evaluate(
     data = asked.load()
     _check_suits(method.provenance, data)
     method.to(_device(device))
+    if note := chance_in_words(method, model):
+        print(f"note: {note}", file=sys.stderr)
     found = evaluate_method(method, data.test, data.ood, samples=samples or data.task.training["test_samples"])
     if as_json:
         print(json.dumps(found, indent=2))

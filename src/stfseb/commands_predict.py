@@ -34,7 +34,7 @@ def predict(
     """
     from stfseb.cli import _check_fraction, _device
     from stfseb.data.pictures import all_unread
-    from stfseb.experiments.models import load_model
+    from stfseb.experiments.models import chance_in_words, load_model
     from stfseb.experiments.predict import predict_files, samples_in_words
 
     if coverage is not None:
@@ -42,7 +42,7 @@ def predict(
     method = load_model(model, network).to(_device(device))
     unread: dict[Path, StfsebError] = {}
     rows = predict_files(method, inputs, samples=samples, coverage=coverage, unread=unread)
-    if note := samples_in_words(method, samples):
+    for note in filter(None, (chance_in_words(method, model), samples_in_words(method, samples))):
         print(f"note: {note}", file=sys.stderr)
     if as_json:
         print(json.dumps(rows, indent=2))

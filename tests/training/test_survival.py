@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from stfseb import FSEB, MAP, STFSEB, MCDropout, StfsebError, fit
+from stfseb import FSEB, MAP, STFSEB, Ensemble, MCDropout, StfsebError, fit
 from stfseb.methods.memory import NoMemoryError, is_out_of_memory
 from stfseb.training import checkpoint
 from stfseb.training.fit import DivergedError
@@ -457,6 +457,40 @@ def test_one_row_that_does_not_fit_is_an_error_in_one_line(data, monkeypatch, tm
     assert len(found["other"].result.history) == 2
 
 
+@pytest.mark.parametrize(
+    ("make", "held", "remedy"),
+    [
+        (lambda net: STFSEB(net, context(), num_context=24, samples=2), "num_context=24 and samples=2", "lower both"),
+        (lambda net: STFSEB(net, "train", num_context=12, samples=3), "num_context=12 and samples=3", "lower both"),
+        (lambda net: FSEB(net, context(), num_context=24, variant="map"), "num_context=24", "lower num_context, "),
+        (lambda net: STFSEB(net, context(), samples=2, functional_scale=0), "samples=2", "lower samples, "),
+        (lambda net: MCDropout(net, samples=5), "samples=5", "lower samples, "),
+        (MAP, "", "take a smaller network"),
+    ],
+)
+def test_what_does_not_fit_beside_one_row_is_named(make, held, remedy, data, monkeypatch):
+    """Data rows are run in ever smaller parts, context rows and samples are not: lowering them is left to the user."""
+    monkeypatch.setattr(Small, "limit", 0 if make is MAP else 1)
+    with pytest.raises(NoMemoryError) as caught:
+        fit(make(Small(*layers(0.1))), *data, **SETTINGS)
+    said = f" with {held}" if held else ""
+    remedy = remedy.replace("both", "num_context or samples, ")
+    line = str(caught.value)
+    assert line.startswith(f"1 row of a minibatch does not fit into memory{said} (CUDA out of memory. Tried")
+    assert f"): {remedy}" in line
+    assert line.endswith("take a smaller network, or a device with more memory")
+    assert "\n" not in line
+
+
+def test_the_members_of_an_ensemble_are_looked_at(data, monkeypatch):
+    monkeypatch.setattr(Small, "limit", 5)
+    nets = [Small(*layers()) for _ in range(2)]
+    for number, parameter in enumerate(nets[1].parameters()):
+        nn.init.constant_(parameter, 0.1 * number)
+    with pytest.raises(NoMemoryError, match=r"memory with num_context=6 and samples=2 \(.*: lower num_context or"):
+        fit(Ensemble([STFSEB(net, context(), num_context=6, samples=2) for net in nets]), *data, **SETTINGS)
+
+
 class Narrow(nn.Sequential):
     """In evaluation no more than `limit` rows fit."""
 
@@ -552,6 +586,66 @@ def test_the_real_allocator_refusing(tmp_path):
     assert "out of memory with 256 rows at once" in out["said"][0]
     assert "DefaultCPUAllocator" in out["said"][0]
     assert math.isfinite(out["data"])
+
+
+ONEDNN = """
+import json, os, resource, sys
+import torch
+from torch import nn
+from stfseb import MAP
+from stfseb.methods import base
+from stfseb.methods.memory import NoMemoryError
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+method, x = MAP(nn.Sequential(net, nn.Linear(16, 5))), torch.rand(64, 3, 32, 32)
+said, inner = [], base.is_out_of_memory
+
+def asked(error):
+    said.append(str(error))
+    return inner(error)
+
+base.is_out_of_memory = asked
+
+def attempt(spare):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare, resource.RLIM_INFINITY))
+    found, error = None, ""
+    try:
+        found = method.predict_proba(x)
+    except Exception as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    right = None if found is None else torch.allclose(found, method.predict_proba(x), atol=1e-5)
+    return {"error": error, "right": right, "of oneDNN": sum("could not create a primitive" in one for one in said)}
+
+for spare in (1, 2, 3, 8):  # MiB: in the first three oneDNN is the one to find none left
+    reading, writing = os.pipe()
+    if not (child := os.fork()):  # each with its own heap, and with no primitive made yet
+        os.write(writing, json.dumps(attempt(spare * 2**20)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(os.read(reading, 10000).decode())
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_onednn_without_memory(tmp_path):
+    """It says that it could not create a primitive: fewer rows are tried, and in the end it is one line of ours."""
+    done, _ = run_script(tmp_path, ONEDNN, mount=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 4
+    for one in found:
+        if one["right"] is None:
+            assert one["error"].startswith("NoMemoryError: 1 row with 1 sample does not fit into memory: take fewer")
+            assert "\n" not in one["error"]
+        else:
+            assert one["right"]
+    assert any(one["right"] for one in found)
+    if not any(one["of oneDNN"] for one in found):
+        pytest.skip("here another allocator was always the first to find no memory")
 
 
 # NaN -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from stfseb.evaluation.inputs import Split, chunks
 from stfseb.inputs import as_tensor
 from stfseb.likelihoods import Classification, Regression
 from stfseb.methods.calibrated import AVERAGE, PROBABILITIES
-from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
+from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, NLL, UNFAMILIAR, held_out_scores
 from stfseb.methods.memory import sized
 from stfseb.networks.memory import memory_kept
 
@@ -83,7 +83,8 @@ def calibrate(
     method.calibration[PROBABILITIES] = fitted
     single = isinstance(method.likelihood, Classification)
     rows = chunks(held_out, "held_out", 256, labels=True, classes=None, real=not single)
-    method.calibration[HELD_OUT] = held_out_scores(method, rows, samples, seed)
+    of_training = {k: v for k, v in method.calibration.get(HELD_OUT, {}).items() if k == NLL}
+    method.calibration[HELD_OUT] = held_out_scores(method, rows, samples, seed) | of_training
     return dict(fitted)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from stfseb.data.tasks import TaskData
 
+_OPTIONS = {"--epochs": "protocol epochs", "--batch-size": "batch_size"}  # and what checkpoints call them
 _OF_NETWORKS = ("file", "make", "arguments", "sha256")  # what makes a run's own network
 
 
@@ -100,10 +101,10 @@ def _of_the_folder(error: StfsebError, target: Path, folder: Path) -> StfsebErro
     found = re.match(rf"checkpoint {re.escape(str(target / CHECKPOINT))} is of another run \((.*)\): give", str(error))
     if found is None:
         return error
-    epochs = re.fullmatch(r"protocol epochs is (\d+) there and (\d+) here", found[1])
     said, again = (f"was begun with other options ({found[1]})", "the same options")
-    if epochs is not None:
-        said, again = f"was begun with --epochs {epochs[1]}, not {epochs[2]}", f"--epochs {epochs[1]}"
+    for option, name in _OPTIONS.items():
+        if (values := re.fullmatch(rf"{name} is (\d+) there and (\d+) here", found[1])) is not None:
+            said, again = f"was begun with {option} {values[1]}, not {values[2]}", f"{option} {values[1]}"
     return StfsebError(f"{folder} {said}: give {again}, or leave --resume out to start a new comparison")
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stfseb.errors import StfsebError
+from stfseb.experiments.records import RECORD
+from stfseb.files import read_json
+from stfseb.methods.chance import REMEDY, at_chance, classes_of
+from stfseb.methods.decisions import HELD_OUT, NLL
 from stfseb.methods.saving import described, load
 from stfseb.networks import own
 from stfseb.networks.registry import own_file
@@ -47,3 +54,28 @@ def load_model(folder: Path, network: Path | None = None, task: Task | None = No
             "it is damaged or was edited"
         ) from error
     return load(folder, net=net)
+
+
+def chance_in_words(method: Method, folder: Path) -> str:
+    """Say that the model read from `folder` is at chance; nothing where it has learnt, or where nobody knows."""
+    nll, classes = _validation_nll(method, folder), classes_of(method.likelihood, method._outputs)
+    if nll is None or not at_chance(nll, classes):
+        return ""
+    return (
+        f"the model has learnt nothing, its validation NLL is {nll:.3f} and guessing among {classes} classes gives "
+        f"{math.log(classes):.3f}: {REMEDY}"
+    )
+
+
+def _validation_nll(method: Method, folder: Path) -> float | None:
+    """Return the validation NLL of the epoch that was kept, of older models from the record of their run."""
+    with suppress(StfsebError, AttributeError, KeyError, TypeError, ValueError):  # a file that was edited, or another
+        known = method.calibration.get(HELD_OUT, {}).get(NLL)
+        if known is not None:
+            return float(known)
+        record = read_json(folder.expanduser().resolve().parent / RECORD, "record")
+        settings = json.loads(json.dumps(method.settings.as_dict()))
+        # A model may have been copied to beside another's record; older records lack newer settings.
+        if record["method"] == method.key and all(settings.get(k) == v for k, v in record["settings"].items()):
+            return min((float(entry["validation_nll"]) for entry in record["history"]), default=None)
+    return None

@@ -15,6 +15,7 @@ from stfseb.evaluation.evaluate import assess
 from stfseb.evaluation.gallery import gallery
 from stfseb.experiments.machine import PeakMemory, code_version, machine
 from stfseb.experiments.records import write_record
+from stfseb.experiments.stopping import run_stoppable
 from stfseb.methods.decisions import HELD_OUT
 from stfseb.methods.dropout_rates import dropout_rates
 from stfseb.methods.ensemble import Ensemble
@@ -155,28 +156,30 @@ def train_and_evaluate(
     """Train, evaluate and save one run into `folder`; return the method and its record.
 
     The run is kept in `folder/checkpoint` while it trains, every `checkpoint_every` seconds (see `fit`): called
-    again with the same folder after whatever has ended it, it goes on from there.
+    again with the same folder after whatever has ended it, it goes on from there. SIGTERM and Ctrl-C raise
+    `Interrupted` in the evaluation, too, which is then done anew without training again.
     """
     started = time.time()
-    method = make_method(data, config)
-    device = torch.device(config.device)
-    method.to(device)
-    with PeakMemory(device) as memory:
-        result = fit(
-            method,
-            data.train,
-            data.validation,
-            batch_size=training_of(data.task, config)["batch_size"],
-            seed=config.seed,
-            augment=augmentation(data.task),
-            progress=progress,
-            checkpoint=folder / CHECKPOINT,
-            checkpoint_every=checkpoint_every,
-            **protocol_of(data.task, config),
+    with run_stoppable(folder / CHECKPOINT):
+        method = make_method(data, config)
+        device = torch.device(config.device)
+        method.to(device)
+        with PeakMemory(device) as memory:
+            result = fit(
+                method,
+                data.train,
+                data.validation,
+                batch_size=training_of(data.task, config)["batch_size"],
+                seed=config.seed,
+                augment=augmentation(data.task),
+                progress=progress,
+                checkpoint=folder / CHECKPOINT,
+                checkpoint_every=checkpoint_every,
+                **protocol_of(data.task, config),
+            )
+        record = evaluate_and_record(
+            data, config, method, result, folder, started=started, memory=memory.megabytes, together=together, more=more
         )
-    record = evaluate_and_record(
-        data, config, method, result, folder, started=started, memory=memory.megabytes, together=together, more=more
-    )
     return method, record
 
 

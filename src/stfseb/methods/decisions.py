@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stfseb.methods.base import Method
 
 HELD_OUT, UNFAMILIAR, ABSTAIN, CONFORMAL = "held_out", "unfamiliar", "abstain", "conformal"
+NLL = "validation_nll"  # of training, among the held-out scores: it says whether the network has learnt anything
 _KEPT = 512
 
 

@@ -16,9 +16,9 @@ import torch
 
 from stfseb.errors import DivergedError, StfsebError
 from stfseb.inputs import place_of
-from stfseb.likelihoods import Categorical
 from stfseb.methods.calibrated import PROBABILITIES
-from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, UNFAMILIAR, held_out_scores
+from stfseb.methods.chance import REMEDY, at_chance, classes_of
+from stfseb.methods.decisions import ABSTAIN, CONFORMAL, HELD_OUT, NLL, UNFAMILIAR, held_out_scores
 from stfseb.methods.learning import LearningWarning
 from stfseb.methods.settings import check_count
 from stfseb.networks.layout import layout_kept
@@ -143,7 +143,8 @@ def conclude(training: Training, result: FitResult) -> FitResult:
     method = training.method
     for stale in (PROBABILITIES, ABSTAIN, UNFAMILIAR, CONFORMAL):
         method.calibration.pop(stale, None)
-    method.calibration[HELD_OUT] = held_out_scores(method, validation_batches(training.held_out), training.samples)
+    scores = held_out_scores(method, validation_batches(training.held_out), training.samples)
+    method.calibration[HELD_OUT] = scores | ({NLL: nll} if math.isfinite(nll := result.best_validation_nll) else {})
     result.collapsed = _collapsed(training)
     for line in method.complaints():
         warnings.warn(line, LearningWarning, stacklevel=3)
@@ -153,16 +154,12 @@ def conclude(training: Training, result: FitResult) -> FitResult:
 def _collapsed(training: Training) -> bool:
     """Tell (and warn) whether the network predicts the same for every image: NLL of about log L."""
     method, result = training.method, training.result
-    if not isinstance(method.likelihood, Categorical):
-        return False
-    classes = method.outputs(training.batches.examples(1)[0])
-    chance = math.log(classes)
-    if classes == 1 or len(result.history) < 5 or result.best_validation_nll < chance - 0.01:
+    classes = classes_of(method.likelihood, method.outputs(training.batches.examples(1)[0]))
+    if len(result.history) < 5 or not at_chance(result.best_validation_nll, classes):
         return False
     warnings.warn(
         f"{method.label} collapsed to a constant predictor (validation NLL {result.best_validation_nll:.3f}, "
-        f"chance is {chance:.3f}): train longer if these were few steps; else try another seed, a larger sigma or "
-        "tau2, or a lower learning rate",
+        f"chance is {math.log(classes):.3f}): {REMEDY}",
         CollapseWarning,
         stacklevel=4,
     )

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from stfseb.inputs import scaled
-from stfseb.methods.base import Terms
+from stfseb.methods.base import Method, Terms
 from stfseb.methods.context import Context
+from stfseb.methods.ensemble import Ensemble
 from stfseb.methods.memory import NoMemoryError, free_unused, is_out_of_memory
 from stfseb.networks.folding import has_batch_statistics
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
-
-    from stfseb.methods.base import Method
 
 log = logging.getLogger("stfseb")
 
@@ -88,10 +87,7 @@ class Folds:
         now = min(size, self.rows or size)
         now = -(-size // -(-size // now))  # the largest part that has been tried
         if now <= self.least:
-            raise NoMemoryError(
-                f"{now} row{'s' * (now > 1)} of a minibatch do{'es' * (now == 1)} not fit into memory ({reason}): take "
-                "fewer Monte Carlo samples or context points, a smaller network, or a device with more memory"
-            )
+            raise NoMemoryError(_refusal(self.method, now, reason))
         self.rows = max(self.least, now // 2)
         log.warning("out of memory with %d rows at once (%s): going on with %d at once", now, reason, self.rows)
         free_unused()
@@ -114,3 +110,20 @@ class Folds:
             context.step = step
         for buffer, value in zip(self.buffers, buffers, strict=True):
             buffer.copy_(value)
+
+
+def _refusal(method: Method, rows: int, reason: str) -> str:
+    """Say that not even so few rows of a minibatch fit, and what they share the step with, which is never split."""
+    beside: dict[str, int] = {}
+    for one in method.modules():
+        if isinstance(one, Method) and not isinstance(one, Ensemble):  # whose members have settings of their own
+            points = getattr(one.settings, "num_context", 0) if one.uses_context else 0
+            for name, count in (("num_context", points), ("samples", one.samples)):
+                beside[name] = max(count, beside.get(name, 0))
+    lower = [name for name, least in (("num_context", 0), ("samples", 1)) if beside[name] > least]
+    held = f" with {' and '.join(f'{name}={beside[name]}' for name in lower)}" if lower else ""
+    return (
+        f"{rows} row{'s' * (rows > 1)} of a minibatch do{'es' * (rows == 1)} not fit into memory{held} ({reason}): "
+        + (f"lower {' or '.join(lower)}, " if lower else "")
+        + "take a smaller network, or a device with more memory"
+    )

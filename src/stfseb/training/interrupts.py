@@ -45,7 +45,7 @@ class Interrupted(StfsebError):  # noqa: N818  (nothing has gone wrong)
 
 
 @contextmanager
-def stoppable(where: Callable[[], str], remedy: str) -> Iterator[None]:
+def stoppable(where: Callable[[], str], remedy: str | Callable[[], str]) -> Iterator[None]:
     """Turn SIGTERM and Ctrl-C within the block into `Interrupted`, with these words.
 
     On its way out of the block it is a KeyboardInterrupt: no code takes it for an error of its own. Handlers are
@@ -53,7 +53,7 @@ def stoppable(where: Callable[[], str], remedy: str) -> Iterator[None]:
 
     Args:
         where: says how far the work has come.
-        remedy: what was saved, and how to go on.
+        remedy: what was saved, and how to go on; a function where that is known at the end alone.
     """
     caught: list[int] = []
 
@@ -73,7 +73,7 @@ def stoppable(where: Callable[[], str], remedy: str) -> Iterator[None]:
     except KeyboardInterrupt:
         if not caught:
             raise
-        raise Interrupted(caught[0], where(), remedy) from None
+        raise Interrupted(caught[0], where(), remedy if isinstance(remedy, str) else remedy()) from None
     finally:
         for signum, handler in former.items():
             signal.signal(signum, handler)

@@ -13,6 +13,7 @@ from stfseb.experiments.search.plan import written
 from stfseb.experiments.search.rules import RULES, choose
 from stfseb.experiments.search.store import difference
 from stfseb.files import read_json, write_text
+from stfseb.methods.chance import at_chance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from stfseb.experiments.search.rules import Images, Trial
 
 FORMAT = 1
-AT_CHANCE = 0.01  # nats below that of a guess
 
 
 def outcome_of(
@@ -56,11 +56,10 @@ def outcome_of(
 
 def _at_chance(trials: Sequence[Trial], classes: int) -> list[str]:
     """Say so where no trial has learnt anything: the rules choose among them all the same."""
-    chance = math.log(classes)
     whole = [trial for trial in trials if trial["outcome"] == "complete"]
-    if not whole or any(float(trial["nll"]) < chance - AT_CHANCE for trial in whole):
+    if not whole or not all(at_chance(float(trial["nll"]), classes) for trial in whole):
         return []
-    said = f"no trial did better than chance (validation NLL of ln {classes} = {chance:.3f})"
+    said = f"no trial did better than chance (validation NLL of ln {classes} = {math.log(classes):.3f})"
     return [f"{said}: what the rules choose means nothing; give more --epochs, or another --space"]
 
 
