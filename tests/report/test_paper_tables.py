@@ -255,26 +255,6 @@ def test_tempered_are_the_main_tables_runs_seen_after_one_temperature():
     assert {c.text for row in bare.cells for c in row} == {"not measured"}
 
 
-def test_a_table_says_where_temperatures_are_of_single_samples():
-    ask = asked("fmnist", "mini", seeds=(0, 1))
-    _, records = made("tempered", ask=ask, parts=("temperature",))
-    for record in records:
-        if record["task"] == "mini" or record["method"] == "map":
-            del record["parts"]["temperature"]["of"]
-    notes = [note for note in table("tempered", records, ask).notes if " T " in note and "averaged" in note]
-    methods = "ST-FS-EB, FS-EB, GFSVI, MC Dropout, MFVI"
-    older = "T divides the outputs of every weight sample, before they are averaged (runs of an earlier version)"
-    assert notes == [
-        f"FMNIST ({methods}): T makes averaged probabilities p^(1/T), normalised.",
-        f"FMNIST (MAP), mini: {older}.",
-    ]
-    for record in records:
-        record["parts"]["temperature"].pop("of", None)
-    whole = table("tempered", records, ask).notes
-    assert sum("every weight sample" in note for note in whole) == 1
-    assert not any("p^(1/T)" in note for note in whole)
-
-
 def test_tempered_beside_the_papers_row_of_the_same_context():
     ask = asked("pathmnist", seeds=(0, 1), context="train")
     _, records = made("tempered", ask=ask, parts=("temperature",))

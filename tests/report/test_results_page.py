@@ -12,7 +12,9 @@ from made_runs import asked, record_of
 from scipy import stats
 
 from repository_scripts import ROOT, script
+from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
+from stfseb.experiments.jobs import make_job
 from stfseb.experiments.paper.plan import make_plan
 from stfseb.report.arrange import arranged
 from stfseb.report.paper import Found
@@ -75,8 +77,8 @@ def rows(text):
 def test_tables_have_what_was_run_with_conditions_and_no_others(page):
     filled_blocks = {name for name, text in page.blocks.items() if text}
     assert filled_blocks == {
-        "headline", "held", "best", "best-tempered", "differences", "figure1", "table1", "table2", "tempered",
-        "dof", "efficiency", "readings", "beyond", "samples", "tails", "searches", "missing", "corruptions",
+        "summary", "headline", "held", "best", "best-tempered", "differences", "figure1", "table1", "table2",
+        "tempered", "dof", "efficiency", "readings", "beyond", "samples", "tails", "searches", "missing", "corruptions",
     }  # fmt: skip
     text = page.blocks["table1"]
     both = "`stfseb paper table1 --tasks mnist --seeds 4` and `stfseb paper table1 --tasks cifar10 --seeds 2`"
@@ -104,6 +106,11 @@ def test_tables_have_what_was_run_with_conditions_and_no_others(page):
         (
             "- No runs on MNIST: beyond the paper, outlier exposure and deep ensemble among it (`stfseb paper beyond`)."
         ),  # readings are of CIFAR-10 and Fashion-MNIST alone
+        *(
+            f"- Missing in tables, {task}: fitted tails, 2 of 3 not measured (ST-FS-EB and MC Dropout) "
+            "(`stfseb paper tails`)."
+            for task in ("MNIST", "CIFAR-10")
+        ),
     ]
 
 
@@ -140,7 +147,7 @@ def test_what_is_set_beside_the_paper_names_stand_ins(page):
         assert "svhn: first 6,000 of 26,032 images" in page.blocks[name]
     assert "Corrupted images were not evaluated with a temperature" in page.blocks["best-tempered"]
     assert "Corrupted images were not evaluated with a temperature" in page.blocks["tempered"]
-    assert "of the preset, which has dof MNIST 3" in page.blocks["dof"]
+    assert "chosen with dof MNIST 3" in page.blocks["dof"]
 
 
 def test_searches_say_their_epochs_and_what_lies_at_an_end_of_its_grid(page):
@@ -176,7 +183,10 @@ def test_ablations_have_their_own_tasks_and_seeds(page):
     assert "`stfseb paper efficiency --tasks mnist`" in page.blocks["efficiency"]
     assert "MNIST" not in page.blocks["readings"]
     assert "`stfseb paper readings --tasks cifar10 --seeds 1`" in page.blocks["readings"]
-    assert "--methods" not in page.blocks["samples"]
+    six = "stfseb,fseb,gfsvi,mcdropout,mfvi,map"  # without these words `stfseb paper` would do ST-FS-EB alone
+    assert f"`stfseb paper samples --tasks mnist --methods {six} --seeds 4`" in page.blocks["samples"]
+    assert "--methods" not in page.blocks["tempered"]
+    assert "`stfseb paper tails --tasks mnist --methods map --seeds 4`" in page.blocks["tails"]
 
 
 def test_a_preset_beside_ablations_has_their_seeds_on_each_task(tmp_path):
@@ -193,6 +203,20 @@ def test_a_preset_beside_ablations_has_their_seeds_on_each_task(tmp_path):
         in (page.blocks["dof"])
     )
     assert page.tables["table1"].cells[1][0].seeds == (0, 1, 2)  # all that there are, where nothing else is compared
+
+
+def test_what_ablations_start_from_is_no_ablation(tmp_path):
+    """Fashion-MNIST's start from other settings than its preset: those runs have more seeds, and costs have epochs."""
+    start = load_task("fmnist").start("stfseb")
+    assert start != load_task("fmnist").presets["stfseb"]
+    jobs = jobs_of("table1", "fmnist", seeds=range(3), methods=("stfseb", "map"))
+    jobs |= jobs_of("dof", "fmnist", seeds=range(2)) | jobs_of("efficiency", "fmnist", seeds=(0,))
+    more = [make_job("fmnist", "stfseb", seed, settings=start) for seed in range(5)]
+    write_runs(tmp_path / "r", (jobs | {job.name: job for job in more}).values())
+    page = results_page(tmp_path / "r")
+    assert [name for name in page.tables if name.startswith(("dof", "context"))] == ["dof"]
+    assert {cell.seeds for row in page.tables["dof"].cells for cell in row} == {(0, 1)}
+    assert not page.blocks["context-number"]
 
 
 def test_seeds_are_named_in_cells_where_neighbours_differ(tmp_path):
@@ -220,6 +244,16 @@ def test_every_number_leads_to_its_runs(page, results):
         assert numbers
         assert all(set(c.runs) <= ids for c in numbers)
         assert all(c.runs for c in numbers if c.text[0].isdigit())
+
+
+def test_links_of_the_summary_lead_to_headings(page):
+    """As GitHub and the site make anchors of them: small letters, hyphens for spaces, no other signs."""
+    headings = [h for block in page.blocks.values() for h in re.findall(r"^## (.+)$", block, re.MULTILINE)]
+    anchors = {"".join(c for c in h.lower() if c.isalnum() or c in " -").replace(" ", "-") for h in headings}
+    found = re.findall(r"\]\(#([^)]*)\)", page.blocks["summary"])
+    assert len(found) == len(set(found)) == 7
+    assert set(found) <= anchors
+    assert "(tables/summary.json)" in page.blocks["summary"]
 
 
 def test_pictures_are_of_the_records(page):

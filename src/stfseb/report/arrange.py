@@ -42,11 +42,12 @@ def _arranged(task: str, records: Sequence[Record]) -> Arranged:
     if not jobs:
         return Arranged(list(records), [], _changed(known, [dict(r.get("training") or {}) for r in records]))
     presets = {} if known is None else {plain(k): v for k, v in known.presets.items()}
-    usual: dict[str, dict[str, Any]] = {}  # the settings of a method's main runs: the preset's, else the most frequent
+    usual: dict[str, dict[str, Any]] = {}  # a method's main runs: at the preset, else the most frequent
     for method in dict.fromkeys(r["method"] for r in jobs):
         own = [r["job"]["settings"] for r in jobs if r["method"] == method]
         preset = presets.get(plain(method), {})
-        usual[method] = preset if known is not None and preset in own else _most(own)
+        wanted = [] if known is None else [preset, known.start(method)]  # of ablations what they start from
+        usual[method] = next((settings for settings in wanted if settings in own), _most(own))
     regular = [r for r in jobs if r["job"]["settings"] == usual[r["method"]]]
     contexts = [r["job"].get("context") for r in regular]
     context = None if None in contexts else _most(contexts)

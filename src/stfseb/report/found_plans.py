@@ -107,10 +107,14 @@ def _other_ways(
 
 
 def _preset(record: Record, entry: Arranged) -> bool:
-    """Tell whether a run has the settings and the context of the main runs, however it was trained."""
-    job = record["job"]
-    same = any(r["job"]["settings"] == job["settings"] for r in entry.main if r["method"] == record["method"])
-    return same and job.get("context") == entry.context
+    """Tell whether a run has the settings and the context of the main runs, however it was trained.
+
+    So have those that ablations start from: they alone are no ablation.
+    """
+    job, method = record["job"], record["method"]
+    same = any(r["job"]["settings"] == job["settings"] for r in entry.main if r["method"] == method)
+    started = record["task"] in task_names() and load_task(record["task"]).start(method) == job["settings"]
+    return (same or started) and job.get("context") == entry.context
 
 
 def _plan(

@@ -34,11 +34,17 @@ class Cell:
     paper: tuple[float, float | None] | None = None
     paper_deviations: float | None = None  # ours minus the paper's, in the paper's standard deviations
     quoted: bool = False  # a figure of the paper, which has no runs of ours behind it
+    apart: bool = False  # measured otherwise than its neighbours: shown, and not compared with them
 
     @property
     def failed(self) -> bool:
         """Whether so many of its runs learnt nothing that it is not ranked."""
         return mostly(len(self.collapsed), len(self.seeds))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data; that it stands apart only where it does."""
+        data = asdict(self)
+        return data if self.apart else {key: value for key, value in data.items() if key != "apart"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Grid:
         """Return everything, every cell with the ids of its runs."""
         rows = []
         for stub, row in zip(self.rows, self.cells, strict=True):
-            cells = {column: asdict(cell) for column, cell in zip(self.columns, row, strict=True)}
+            cells = {column: cell.to_json() for column, cell in zip(self.columns, row, strict=True)}
             rows.append({**dict(zip(self.stubs, stub, strict=True)), "cells": cells})
         return {"name": self.name, "title": self.title, "columns": list(self.columns), "rows": rows} | {
             "notes": list(self.notes)

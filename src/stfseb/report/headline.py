@@ -12,7 +12,7 @@ from stfseb.experiments.paper.plan import TASKS as PAPER_TASKS
 from stfseb.experiments.paper.quantities import SET_NAMES
 from stfseb.report.chance import learnt_nothing
 from stfseb.report.paper_numbers import printed
-from stfseb.report.records import Record, Spread, groups, plain, spread, title_of
+from stfseb.report.records import Record, Spread, common_sets, groups, mean_auroc, plain, spread, title_of
 from stfseb.report.style import INK, MUTED, inline_svg, look, rendered, styled
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ def worth_a_figure(panels: Sequence[Panel]) -> bool:
 def _panel(task: str, records: Sequence[Record]) -> Panel | None:
     rows = [g for g in groups(records) if plain(g.method) in METHODS]
     runs = [r for g in rows for r in g.records]
-    sets = [name for name in load_task(task).ood if runs and all(f"auroc/{name}" in r["metrics"] for r in runs)]
+    sets = common_sets(load_task(task).ood, runs)
     if not sets or len({g.method for g in rows}) < 2:
         return None
     marks = []
     for group in rows:
         kept = [r for r in group.records if not learnt_nothing(r)]
         accuracy = spread([100 * float(r["metrics"]["acc"]) for r in kept])
-        auroc = spread([100 * statistics.fmean(r["metrics"][f"auroc/{name}"] for name in sets) for r in kept])
+        auroc = spread([100 * mean_auroc(r, sets) for r in kept])
         if accuracy is not None and auroc is not None:
             ids = tuple(str(r.get("id", "")) for r in kept)
             fallen = len(group.records) - len(kept)
@@ -87,7 +87,7 @@ def _panel(task: str, records: Sequence[Record]) -> Panel | None:
     if accuracy_there is not None and len(there) == len(sets):
         where = Spread(accuracy_there.mean, None, 1), Spread(statistics.fmean(there), None, 1)
         marks.append(Mark(METHODS[0], "ST-FS-EB in the paper", *where, paper=True))
-    return Panel(task, title_of(records), tuple(sets), tuple(marks))
+    return Panel(task, title_of(records), sets, tuple(marks))
 
 
 def _label(method: str, label: str) -> str:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from stfseb.data.tasks import load_task
 from stfseb.experiments.paper.plan import TASKS, task_label
 from stfseb.experiments.paper.quantities import SET_NAMES
-from stfseb.methods.calibrated import AVERAGE
 from stfseb.report.chance import learnt_nothing, notes_of
 from stfseb.report.grid import Cell, Grid
 from stfseb.report.paper_numbers import Printed, errata, printed
 from stfseb.report.records import shared
+from stfseb.report.temperatures import ASIDE, VIEW, about_temperatures, apart, compared, one_definition
 from stfseb.report.words import listed
 
 if TYPE_CHECKING:
@@ -35,10 +35,16 @@ class Found:
     records: Mapping[str, Record]
     missing: Mapping[str, str] = field(default_factory=dict)  # "no data" or "failed", where that is known
 
-    def of(self, plan: Plan, task: str, variant: Variant) -> list[Record]:
-        """Return the records of a cell, in the order of seeds."""
+    def runs(self, plan: Plan, task: str, variant: Variant) -> list[Record]:
+        """Return the records of a cell as they are, in the order of seeds."""
         jobs = plan.jobs.get((task, variant.key), ())
-        return [variant.seen(self.records[job.name]) for job in jobs if job.name in self.records]
+        return [self.records[job.name] for job in jobs if job.name in self.records]
+
+    def of(self, plan: Plan, task: str, variant: Variant) -> list[Record]:
+        """Return the records of a cell as its variant sees them: of temperatures those of one definition."""
+        runs = self.runs(plan, task, variant)
+        kept = one_definition(runs, compared(plan, self, task)) if variant.view == VIEW else runs
+        return [variant.seen(r) for r in kept]
 
     def why_not(self, plan: Plan, task: str, variant: Variant) -> str:
         """Say in a word or two why a cell has no runs."""
@@ -156,8 +162,9 @@ def number_cell(plan: Plan, found: Found, task: str, variant: Variant, quantity:
     if len(values) < len(plan.seeds):
         below.append(f"{len(values)} of {len(plan.seeds)} seeds")
     below.extend(_words(paper, mean, quantity))
+    other = apart(plan, found, task, variant)
     return Cell(
-        text + (" †" if collapsed else ""),
+        text + (" †" if collapsed else "") + (f" {ASIDE}" if other else ""),
         mean,
         std,
         median,
@@ -167,6 +174,7 @@ def number_cell(plan: Plan, found: Found, task: str, variant: Variant, quantity:
         below=tuple(below),
         paper=theirs,
         paper_deviations=None if paper is None else paper.deviations(mean),
+        apart=other,
     )
 
 
@@ -219,9 +227,9 @@ def _digits(quantity: Quantity) -> int:
 def ranked(cells: Sequence[Cell], digits: int, higher: bool | None) -> list[Cell]:
     """Mark best and second by their printed means; equal ones share the mark, and nothing is best of one.
 
-    Cells of runs that learnt nothing have no rank.
+    Cells of runs that learnt nothing, and those that stand apart, have no rank.
     """
-    shown = [None if c.value is None or c.failed else round(c.value, digits) for c in cells]
+    shown = [None if c.value is None or c.failed or c.apart else round(c.value, digits) for c in cells]
     order = sorted({v for v in shown if v is not None}, reverse=bool(higher))
     if len(order) < 2 or higher is None:
         return list(cells)
@@ -260,7 +268,7 @@ def _notes(plan: Plan, found: Found, cells: Sequence[Cell], only: str | None = N
             "them. Remove these runs' folders and start `stfseb paper efficiency` again."
         )
     if plan.what == "tempered":
-        lines.extend(_about_temperature(plan, found, tasks))
+        lines.extend(about_temperatures(plan, found, tasks))
     lines.extend(about_data(plan, found, tasks))
     if any(c.paper for c in cells):
         lines.extend(_about_paper(plan, tasks))
@@ -274,30 +282,6 @@ def _about_absent(plan: Plan, tasks: Sequence[str]) -> list[str]:
     ours = [task_label(task) for task in tasks if task not in TASKS]
     verb = "is" if len(ours) == 1 else "are"
     return [f"{listed(ours)} {verb} not in the paper: there are no figures to set beside these."] if ours else []
-
-
-def _about_temperature(plan: Plan, found: Found, tasks: Sequence[str]) -> list[str]:
-    """Say what the temperatures act on: those of older runs on each sample, before averaging."""
-    kinds: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
-    for task in tasks:
-        for variant in plan.variants:
-            runs = [
-                found.records[job.name] for job in plan.jobs.get((task, variant.key), ()) if job.name in found.records
-            ]
-            parts = [part for run in runs if (part := (run.get("parts") or {}).get("temperature"))]
-            for averaged in {part.get("of") == AVERAGE for part in parts}:
-                kinds[averaged].setdefault(task_label(task), []).append(variant.label)
-    said = {
-        True: "T makes averaged probabilities p^(1/T), normalised",
-        False: "T divides the outputs of every weight sample, before they are averaged (runs of an earlier version)",
-    }
-    lines = []
-    for averaged, words in said.items():
-        both = [task for task in kinds[averaged] if task in kinds[not averaged]]
-        names = [f"{task} ({', '.join(kinds[averaged][task])})" if task in both else task for task in kinds[averaged]]
-        if names:
-            lines.append(f"{words}." if not kinds[not averaged] else f"{', '.join(names)}: {words}.")
-    return lines
 
 
 def _about_paper(plan: Plan, tasks: Sequence[str]) -> list[str]:

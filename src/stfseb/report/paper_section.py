@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stfseb.report.found_plans import found_plans
 from stfseb.report.paper import Found, paper_grids
 from stfseb.report.standing import standing, variant_differences
+from stfseb.report.summary import summary_grid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +69,9 @@ def all_grids(
     judged = standing(plans, found)
     _after(grids, ("tempered",), judged["best-tempered"])
     _after(grids, ("table1", "table2"), [*judged["held"], *judged["best"], *judged["differences"]])
-    return _distinct(grids)
+    own = [plan for plan in plans if not any(plan is one for one in asked)]  # those asked for may be of other settings
+    short = summary_grid(own, found, judged if len(own) == len(plans) else standing(own, found))
+    return _distinct([*([short] if short is not None else []), *grids])
 
 
 def _after(grids: list[Grid], names: tuple[str, ...], more: Sequence[Grid]) -> None:

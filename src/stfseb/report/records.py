@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +146,16 @@ def ood_sets(records: Sequence[Record]) -> list[str]:
             if kind == "auroc" and name and name.rpartition("/")[2] not in OTHER_SCORES:
                 names[name] = None
     return list(names)
+
+
+def common_sets(names: Iterable[str], records: Sequence[Record]) -> tuple[str, ...]:
+    """Return those of the unfamiliar sets that every run was evaluated on: means over others would not compare."""
+    return tuple(name for name in names if records and all(f"auroc/{name}" in r["metrics"] for r in records))
+
+
+def mean_auroc(record: Record, sets: Sequence[str]) -> float:
+    """Return a run's AUROC as the mean over unfamiliar sets, all of which it was evaluated on."""
+    return statistics.fmean(record["metrics"][f"auroc/{name}"] for name in sets)
 
 
 def ood_families(records: Sequence[Record]) -> dict[str, list[str]]:

@@ -18,13 +18,15 @@ from stfseb.experiments.search.outcome import read_search
 from stfseb.report import headline
 from stfseb.report.arrange import arranged
 from stfseb.report.found_plans import TABLES, found_plans
+from stfseb.report.missing import missing_words
 from stfseb.report.paper import Found, paper_grids
 from stfseb.report.reading import read_results
 from stfseb.report.records import check, plain
-from stfseb.report.results_words import commands_of, for_page, how_made, missing_words
+from stfseb.report.results_words import commands_of, for_page, how_made
 from stfseb.report.searches import search_grid
 from stfseb.report.shifts import corruption_grids, rotation_figure
 from stfseb.report.standing import standing, variant_differences
+from stfseb.report.summary import links, summary_grid
 from stfseb.report.tables import escape_markdown
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 FIGURES = {"figure1": ("mnist", "fmnist", "cifar10"), "figure2": ("pathmnist", "organamnist")}
 BLOCKS = (
-    *("headline", "held", "best", "best-tempered", "differences", "corruptions"),
+    *("summary", "headline", "held", "best", "best-tempered", "differences", "corruptions"),
     *(*FIGURES, *TABLES, "searches", "missing"),
 )
 _ROTATED = "Rotated test images"
@@ -99,7 +101,8 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
                     parts.append(_table(made, beside, found, ""))
         blocks[what] = "\n".join(parts)
     tables = [p for p in plans if p.what in ("table1", "table2")]
-    for name, shown in standing(plans, found).items():
+    judged = standing(plans, found)
+    for name, shown in judged.items():
         blocks[name] = "\n".join(_table(made, grid, found, "") for grid in shown)
     blocks["corruptions"] = "\n".join(
         _table(made, grid, found, _main_commands(tables, found, "table2", [task]))
@@ -110,8 +113,11 @@ def _from_records(records: Sequence[Record], made: ResultsPage) -> None:
     _headline(main, made, found, tables)
     _rotated(main, made, found, tables)
     filled = {what: {t for p in plans if p.what == what for t in p.tasks} for what in TABLES if blocks[what]}
-    lines = missing_words(main, filled)
+    lines = missing_words(main, filled, plans, found)
     blocks["missing"] = "\n".join(["## What is missing", "", *(f"- {line}" for line in lines)]) if lines else ""
+    if (short := summary_grid(plans, found, judged)) is not None:
+        further = links(blocks[name] for name in ("held", "best", "table1", "table2", "tempered", "missing"))
+        blocks["summary"] = _table(made, short, found, "") + f"- More: {further}\n"
 
 
 def _table(made: ResultsPage, grid: Grid, found: Found, commands: str) -> str:

@@ -1,4 +1,4 @@
-"""What the results page says beside its numbers: how a table was made, and what is missing."""
+"""What the results page says beside its numbers: how a table was made, in one line, and why a cell is empty."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stfseb.data.tasks import load_task
-from stfseb.experiments.paper.plan import METHODS, TASKS, Asked, label_of, make_plan, task_label
+from stfseb.experiments.paper.plan import OWN_METHODS, Asked, make_plan, task_label
 from stfseb.report.grid import MISSING, Cell, Grid
+from stfseb.report.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from stfseb.experiments.jobs import Job
     from stfseb.experiments.paper import Plan
     from stfseb.report.paper import Found
     from stfseb.report.records import Record
-
-_SEEDS = 10  # of the paper
-_WHAT = {
-    "tempered": "the main tables after one temperature",
-    "dof": "degrees of freedom",
-    "dof-retuned": "degrees of freedom at a tau chosen anew for each",
-    "context-number": "number of context points",
-    "context-source": "source of the context points",
-    "efficiency": "training time and memory",
-    "readings": "readings of the paper",
-    "beyond": "beyond the paper, outlier exposure and deep ensemble among it",
-    "samples": "number of Monte Carlo samples",
-    "tails": "fitted tails",
-}
 
 
 def for_page(grid: Grid) -> Grid:
@@ -49,14 +37,10 @@ def for_page(grid: Grid) -> Grid:
 def _cell(cell: Cell, uneven: bool) -> Cell:
     below = tuple(line for line in cell.below if not (" of " in line and line.endswith(" seeds")))
     if uneven and cell.seeds and not any(line.endswith(" seeds") for line in below):
-        below = (_seeds(len(cell.seeds)), *below)
+        below = (counted(len(cell.seeds), "seed"), *below)
     if cell.value is None and cell.text in MISSING:
         return replace(cell, text="—", below=below if cell.text in "–—" else (cell.text, *below))
     return replace(cell, below=below)
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def how_made(records: Sequence[Record], commands: str, file: str = "") -> str:
@@ -103,50 +87,26 @@ def _command(plan: Plan, tasks: Sequence[str], seeds: Sequence[int]) -> str:
     what = plan.what.removesuffix("-retuned")
     words = ["stfseb paper", what, "--tasks", ",".join(tasks)]
     methods = list(dict.fromkeys(v.method for v in plan.variants))
-    if what in ("table1", "table2", "figure1", "figure2", "efficiency", "tempered") and methods != list(METHODS):
+    usual = dict.fromkeys(v.method for v in make_plan(what, Asked(tuple(tasks), seeds=(0,))).variants)
+    if what not in OWN_METHODS and methods != list(usual):
         words += ["--methods", ",".join(methods)]
     if what != "efficiency":
         listed = ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
         words += ["--seeds", str(len(seeds)) if list(seeds) == list(range(len(seeds))) else listed]
-    free = [v for v in plan.variants if v.context is None and not v.training]
-    jobs = [job for v in free for task in tasks for job in plan.jobs.get((task, v.key), ())]
-    epochs = {j.training["epochs"] for j in jobs if j.training["epochs"] != load_task(j.task).training["epochs"]}
-    words += ["--epochs", str(epochs.pop())] if len(epochs) == 1 else []
-    contexts = {j.context for j in jobs if j.context}
+    words += other_epochs(plan, tasks)
+    contexts = {j.context for j in _free(plan, tasks) if j.context}
     words += ["--context", str(contexts.pop())] if len(contexts) == 1 else []
     return " ".join([*words, *(["--retuned"] if plan.what != what else [])])
 
 
-def missing_words(tasks: Mapping[str, Sequence[Record]], tables: Mapping[str, Collection[str]]) -> list[str]:
-    """Say which tasks and methods of the paper have no runs, from the main runs of each task, and which tables none.
-
-    `tables` has the tasks of each table that has runs, as `stfseb paper` names them.
-    """
-    lines = []
-    nothing = [task_label(task) for task in TASKS if not tasks.get(task)]
-    if nothing:
-        lines.append(f"No runs: {', '.join(nothing)}.")
-    for task in TASKS:
-        absent = [label_of(m) for m in METHODS if tasks.get(task) and m not in {r["method"] for r in tasks[task]}]
-        if absent:
-            lines.append(f"{task_label(task)}: no runs of {', '.join(absent)}.")
-    few = [f"{task_label(task)} {len(seeds)}" for task in TASKS if 0 < len(seeds := _seeds_of(tasks, task)) < _SEEDS]
-    if few:
-        lines.append(f"Seeds in the main tables, of the paper's {_SEEDS}: {', '.join(few)}.")
-    named = ", ".join(f"{words} (`{_named(what)}`)" for what, words in _WHAT.items() if what not in tables)
-    if named:
-        lines.append(f"No runs on the paper's tasks: {named}.")
-    lacking: dict[str, list[str]] = {}
-    for what, words in _WHAT.items():
-        wanted = make_plan(what.removesuffix("-retuned"), Asked()).tasks if what in tables else ()
-        for task in (t for t in wanted if tasks.get(t) and t not in tables[what]):
-            lacking.setdefault(task, []).append(f"{words} (`{_named(what)}`)")
-    return lines + [f"No runs on {task_label(task)}: {', '.join(what)}." for task, what in lacking.items()]
+def other_epochs(plan: Plan, tasks: Sequence[str]) -> list[str]:
+    """Return the option that a plan's command has where its runs are shorter or longer than the tasks' own."""
+    jobs = _free(plan, tasks)
+    epochs = {j.training["epochs"] for j in jobs if j.training["epochs"] != load_task(j.task).training["epochs"]}
+    return ["--epochs", str(epochs.pop())] if len(epochs) == 1 else []
 
 
-def _seeds_of(tasks: Mapping[str, Sequence[Record]], task: str) -> set[int]:
-    return {int(r.get("seed", 0)) for r in tasks.get(task, ())}
-
-
-def _named(what: str) -> str:
-    return f"stfseb paper {what.removesuffix('-retuned')}{' --retuned' * what.endswith('-retuned')}"
+def _free(plan: Plan, tasks: Sequence[str]) -> list[Job]:
+    """Return the runs whose training and context are those that were asked for."""
+    free = [v for v in plan.variants if v.context is None and not v.training]
+    return [job for v in free for task in tasks for job in plan.jobs.get((task, v.key), ())]

@@ -11,6 +11,7 @@ from stfseb.report.differences import OURS, difference_cell, difference_grid, ha
 from stfseb.report.grid import MISSING, Cell, Grid
 from stfseb.report.paper import about_data, beside, number_cell, signed
 from stfseb.report.records import REFERENCES, plain
+from stfseb.report.temperatures import not_raced
 from stfseb.report.words import listed, number_word
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ def standing(plans: Sequence[Plan], found: Found) -> dict[str, list[Grid]]:
     """Return the tables that judge the main ones, and the one after a temperature, by the names of their blocks."""
     main = [p for p in plans if p.what in ("table1", "table2")]
     tempered = [p for p in plans if p.what == "tempered"]
-    said = corrupted_note([task for p in tempered for task in p.tasks])
+    said = (
+        *corrupted_note([task for p in tempered for task in p.tasks]),
+        *not_raced(tempered, found, "ST-FS-EB"),
+    )
     grids: dict[str, Sequence[Grid | None]] = {
         "held": [held_grid(main, found)],
         "best": race_grids(main, found),
@@ -77,7 +81,7 @@ def _holds(ours: float, paper: Printed, quantity: Quantity) -> bool:
 
 
 @dataclass(frozen=True)
-class _Race:
+class Race:
     """A row of ST-FS-EB beside the best other method."""
 
     ours: Cell
@@ -103,7 +107,7 @@ def race_grids(
     sure = [0, 0]
     fewer: dict[tuple[str, str], list[str]] = {}
     for plan, task, own, quantity in _ours(plans):
-        race = _race(plan, found, task, own, quantity) if quantity.higher is not None else None
+        race = race_of(plan, found, task, own, quantity) if quantity.higher is not None else None
         if race is None:
             continue
         first = race.ahead >= 0
@@ -113,7 +117,7 @@ def race_grids(
         other = Cell(race.rival.label, below=theirs, runs=race.theirs.runs, seeds=race.theirs.seeds)
         cells = (replace(race.ours, below=(), rank=0), other, race.difference, _in_deviations(race))
         (best if first else behind).append((stub, cells))
-        for who in _left_out(race, plan):
+        for who in left_out(race, plan):
             fewer.setdefault((stub[0], who), []).append(quantity.title)
     rows_of_cells = [cells for _, cells in (*best, *behind)]
     total = len(rows_of_cells)
@@ -148,7 +152,7 @@ def _methods(plans: Sequence[Plan]) -> list[str]:
     return list(dict.fromkeys(v.label for plan in plans for v in plan.variants))
 
 
-def _left_out(race: _Race, plan: Plan) -> list[str]:
+def left_out(race: Race, plan: Plan) -> list[str]:
     """Say which methods of the tables are not in a race, and why."""
     absent = listed(v.label for v in plan.variants if v.label not in race.methods)
     fallen = listed(race.fallen)
@@ -187,13 +191,15 @@ def _who(plans: Sequence[Plan], found: Found) -> str:
     return f"Compared: {listed(methods)}{also}."
 
 
-def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity) -> _Race | None:
+def race_of(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity) -> Race | None:
+    """Return ST-FS-EB beside the best other method in a quantity; None where either is not there to compare."""
     ours = number_cell(plan, found, task, own, quantity)
-    if ours.value is None or ours.failed:
+    if ours.value is None or ours.failed or ours.apart:
         return None
     cells = [(v, number_cell(plan, found, task, v, quantity)) for v in plan.variants if v.key != own.key]
-    there = [(v, cell, cell.value) for v, cell in cells if cell.value is not None and not cell.failed]
-    fallen = tuple(v.label for v, cell in cells if cell.failed)
+    fallen = tuple(v.label for v, cell in cells if cell.failed and not cell.apart)
+    aside = tuple(v.label for v, cell in cells if cell.apart)  # `not_raced` names them
+    there = [(v, c, c.value) for v, c in cells if c.value is not None and not c.failed and not c.apart]
     if not there:
         return None
     sign = 1.0 if quantity.higher else -1.0
@@ -203,8 +209,8 @@ def _race(plan: Plan, found: Found, task: str, own: Variant, quantity: Quantity)
     if difference.value is None:  # fewer than two common seeds
         said = "one seed" if ours.seeds == theirs.seeds else "of the means"
         difference = Cell(signed(ours.value - value, quantity.digits), ours.value - value, below=(said,))
-    methods = (own.label, *fallen, *(v.label for v, _, _ in there))
-    return _Race(replace(ours, paper=None), rival, theirs, methods, fallen, ahead, difference)
+    methods = (own.label, *fallen, *aside, *(v.label for v, _, _ in there))
+    return Race(replace(ours, paper=None), rival, theirs, methods, fallen, ahead, difference)
 
 
 def _surely(rows: Sequence[Row], count: int, side: str) -> str:
@@ -214,7 +220,7 @@ def _surely(rows: Sequence[Row], count: int, side: str) -> str:
     return f"; in {count or 'none'} of them the 95 % interval leaves out zero, {side}"
 
 
-def _in_deviations(race: _Race) -> Cell:
+def _in_deviations(race: Race) -> Cell:
     ours, theirs = race.ours, race.theirs
     if not ours.std or not theirs.std or ours.value is None or theirs.value is None:
         return Cell("–")

@@ -19,3 +19,8 @@ def listed(names: Iterable[str]) -> str:
 def number_word(count: int) -> str:
     """Return a small number in letters, a larger one in digits."""
     return _NUMBERS[count] if count < len(_NUMBERS) else str(count)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 seed", "5 seeds" and the like."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
