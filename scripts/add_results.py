@@ -2,7 +2,8 @@
 
 Copied are records and what was measured beside them (no models, no checkpoints), galleries (images.json) of the lowest
 seed of each cell only, and searches (search.json, preset.yaml). A folder appears at once or not at all. A run that is
-there already gets the parts that it lacks; one that is there with other contents is refused, before anything is copied.
+there already gets the parts that it lacks, also from the same run made again where every epoch and metric came out the
+same (the record that is there stays); one that is there with other numbers is refused, before anything is copied.
 A search may be replaced by one that has all its trials and more. Then: `make results`.
 """
 
@@ -69,9 +70,20 @@ def files_of(folder: Path) -> list[str]:
 
 
 def conflicts(source: Path, target: Path, names: list[str]) -> list[str]:
-    """Return the files that are in both and differ."""
+    """Return the files that are in both and differ; of records, in what was learnt."""
     both = [name for name in names if name != IMAGES and (target / name).exists()]
-    return [name for name in both if (source / name).read_bytes() != (target / name).read_bytes()]
+    differing = [name for name in both if (source / name).read_bytes() != (target / name).read_bytes()]
+    if RECORD in differing and learnt(source) == learnt(target):
+        differing.remove(RECORD)
+    return differing
+
+
+def learnt(folder: Path) -> dict[str, Any]:
+    """Return what a run came to: all of its record but when, where, how fast and by which version it was made."""
+    record = read_json(folder / RECORD, "record")
+    kept = {key: record.get(key) for key in ("job", "data", "best_epoch", "stopped", "metrics", "summary")}
+    epochs = [{key: value for key, value in epoch.items() if key != "seconds"} for epoch in record.get("history", [])]
+    return {**kept, "history": epochs}
 
 
 def copy(source: Path, target: Path, names: list[str], into: Path) -> bool:

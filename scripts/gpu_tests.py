@@ -1,7 +1,8 @@
 """Run the tests that need a card, in several processes on one: `python scripts/gpu_tests.py [PROCESSES] [--out FILE]`.
 
 Most of their time is compiling on the host. Each process has every n-th test; the end of each log and a count are
-printed, and written to FILE as JSON with the code and the machine. Needs pytest alone, no xdist.
+printed, and the count is written to FILE as JSON with the code, the machine and the ends of failures. Needs pytest
+alone, no xdist.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WITHOUT = ("-p", "no:cacheprovider", "-p", "no:xdist")
+# Without what was logged: compilers log so much that a failure's own words would be cut off.
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no", "--tb=short")
 PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", *WITHOUT, "-m", "gpu")
 
 
@@ -45,6 +47,7 @@ def main() -> int:
     began = time.monotonic()
     names = collected(given.tests)
     total: dict[str, int] = {}
+    failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         running = []
         for k in range(min(given.processes, len(names))):
@@ -57,6 +60,7 @@ def main() -> int:
             process.wait()
             text = log.read_text(encoding="utf-8", errors="replace")
             print(text[-4000:] if process.returncode else text[-200:], flush=True)
+            failures += [text[-4000:]] if process.returncode else []
             for kind, number in counts(text).items():
                 total[kind] = total.get(kind, 0) + number
     seconds = round(time.monotonic() - began, 1)
@@ -68,6 +72,7 @@ def main() -> int:
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         found = {"tests": len(names), **total, "seconds": seconds, "code": code_version(), "machine": machine(device)}
+        found |= {"failures": failures} if failures else {}
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0 if total == {"passed": len(names)} else 1
 

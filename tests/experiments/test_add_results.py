@@ -95,6 +95,35 @@ def test_parts_measured_later_are_added(adding, tmp_path):
     assert found == ["images.json", "record.json", "rotation.json", "temperature.json"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "added"),
+    [
+        ({"seconds": 9.0, "code": {"commit": "b"}, "started": 2}, True),
+        ({"history": [{"epoch": 1, "data": 0.25, "seconds": 7.0}]}, True),
+        ({"history": [{"epoch": 1, "data": 0.26, "seconds": 1.0}]}, False),
+        ({"metrics": {"acc": 0.5000001}}, False),
+        ({"best_epoch": 2}, False),
+        ({"data": {"train": "other"}}, False),
+    ],
+)
+def test_the_same_run_made_again_lends_its_parts_where_it_came_out_the_same(adding, tmp_path, changes, added):
+    runs = {}
+    for name, more, parts in (("a", {}, ()), ("b", changes, ("temperature",))):
+        file = write_run(tmp_path / name, 0, parts=parts) / "record.json"
+        first = {"seconds": 3.0, "code": {"commit": "a"}, "history": [{"epoch": 1, "data": 0.25, "seconds": 1.0}]}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **first, **more}))
+        runs[name] = file.parent
+    adding.add(tmp_path / "a", tmp_path / "here")
+    if not added:
+        with pytest.raises(StfsebError, match="other contents"):
+            adding.add(tmp_path / "b", tmp_path / "here")
+        return
+    adding.add(tmp_path / "b", tmp_path / "here")
+    there = tmp_path / "here" / "runs" / "mini" / runs["a"].name
+    assert "temperature.json" in files(there)
+    assert (there / "record.json").read_bytes() == (runs["a"] / "record.json").read_bytes()
+
+
 def test_another_record_of_the_same_name_is_refused_before_anything_is_copied(adding, tmp_path):
     here = tmp_path / "here"
     write_run(tmp_path / "a", 1)
