@@ -154,6 +154,8 @@ WRONG = [
     ({"network": "resnet"}, "unknown network 'resnet'"),
     ({"network": {"name": "small", "hiden": 3}}, "unknown key in network 'hiden': did you mean 'hidden'"),
     ({"presets": {"stfsb": {}}}, "unknown method in presets 'stfsb': did you mean 'stfseb'"),
+    ({"ablated": {"stfsb": {}}}, "unknown method in ablated 'stfsb': did you mean 'stfseb'"),
+    ({"ablated": {"stfseb": 3}}, "ablated: stfseb: 3 must be a mapping"),
     ({"training": {"epoch": 3}}, "unknown key in training 'epoch': did you mean 'epochs'"),
     ({"training": {"epochs": 0}}, "training: epochs: 0 must be a whole number"),
     ({"training": {"lr": float("nan")}}, "training: lr: nan must be"),

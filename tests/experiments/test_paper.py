@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stfseb.data.task_files import built_in
 from stfseb.data.tasks import load_task, with_settings
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import make_job
@@ -61,6 +62,44 @@ def test_rows_limit_a_plan_to_their_runs_and_the_preset_stays_where_others_are_s
     for whole, part in zip((beyond_all, dofs), found, strict=True):
         assert part.jobs == {k: cell for k, cell in whole.jobs.items() if k[1] in {v.key for v in part.variants}}
     assert len(found[0].all_jobs) == 6
+
+
+ABLATED = {"stfseb": {"dof": 7.0, "tau2": 0.5}, "mcdropout": {"sigma": 0.25}, "map": {"sigma": 0.75}}
+
+
+def test_ablations_start_from_what_the_task_says_and_the_main_tables_from_the_presets(monkeypatch):
+    before = {what: {job.name for job in make_plan(what, ask("fmnist")).all_jobs} for what in KINDS}
+    monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", ABLATED)
+    plans = {what: make_plan(what, ask("fmnist")) for what in KINDS}
+    for what in ("table1", "table2", "figure1", "tempered", "samples", "tails"):
+        assert {job.name for job in plans[what].all_jobs} == before[what], what
+        assert not [note for note in plans[what].notes if "starts from" in note]
+
+    def settings(what, key):
+        return plans[what].jobs["fmnist", key][1].settings
+
+    start = {**make_job("fmnist", "stfseb", 1).settings, "dof": 7.0, "tau2": 0.5}
+    assert settings("beyond", "preset") == settings("readings", "batch-init-shared") == start
+    assert settings("context-number", "32") == settings("context-source", "auxiliary") == start
+    assert settings("dof", "3") == {**start, "dof": 3.0}
+    assert settings("context-number", "64") == {**start, "num_context": 64}
+    assert settings("beyond", "mcdropout")["sigma"] == settings("beyond", "outlierexposure")["sigma"] == 0.25
+    assert settings("beyond", "ensemble")["settings"]["sigma"] == 0.75
+    assert plans["efficiency"].jobs["fmnist", "map"][0].settings["sigma"] == 0.75
+    said = "FMNIST starts from ST-FS-EB at dof 7, tau2 0.5; MC Dropout at sigma 0.25; MAP at sigma 0.75: not what the"
+    assert [note.startswith(said) for note in plans["beyond"].notes] == [True]
+    assert any(note.endswith("chosen with dof FMNIST 7.") for note in plans["dof"].notes)
+
+
+def test_tau2_is_chosen_anew_around_the_one_that_ablations_start_from(monkeypatch):
+    monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", ABLATED)
+    tried = retuning.grid_plan(ask("fmnist"), [5.0])
+    assert [job.settings["tau2"] for job in tried.all_jobs] == [0.005, 0.05, 0.5, 5.0, 50.0]
+    history = [{"epoch": 1, "validation_nll": 1.0}]
+    records = {job.name: {"history": history, "best_epoch": 1} for job in tried.all_jobs}
+    records[tried.all_jobs[3].name] = {"history": [{"epoch": 1, "validation_nll": 0.5}], "best_epoch": 1}
+    (cell,) = retuning.retuned_plan(ask("fmnist"), records, [5.0]).jobs.values()
+    assert [(job.settings["dof"], job.settings["tau2"]) for job in cell] == [(5.0, 5.0)] * 2
 
 
 def test_dof_column_of_the_preset_is_the_preset():

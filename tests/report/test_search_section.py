@@ -230,6 +230,13 @@ def test_one_finalist_is_one_and_finals_of_one_study_are_told_apart(tmp_path):
     assert "Finalists:" not in page
 
 
+def test_a_choice_of_an_unfinished_search_is_one_so_far():
+    whole, begun = (search_grid([final("fmnist", 26, 27) | {"asked": asked}]).cells[0][0] for asked in (2, 3))
+    assert (whole.text, whole.below[0]) == ("2", "finalists of 40 trials")
+    assert (begun.text, *begun.below[:2]) == ("2 of 3", "finalists of 40 trials", "not finished: chosen so far")
+    assert "not finished: chosen so far" not in whole.below
+
+
 def test_whether_the_preset_is_chosen_is_said_of_tasks_that_are_known():
     """A search keeps the name of a task of one's own, not the file that may have the settings by now."""
     for task, said in (("fmnist", "no"), ("mine", "—")):

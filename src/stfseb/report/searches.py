@@ -111,11 +111,13 @@ def _choice(found: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Cell, 
     different, space = _different(found), str(found["plan"]["space"])
     repeated = (f"{different} different",) if different < len(found["trials"]) else ()
     listed = found["plan"].get("shortlist")
-    final = () if listed is None else (f"finalist{'s' * (len(found['trials']) != 1)} of {listed['trials']}",)
+    final = () if listed is None else (f"finalist{'s' * (found['asked'] != 1)} of {listed['trials']} trials",)
     copies = found["plan"]["base"].get("context_copies")
     widened = (f"{copies} context {'copy' if copies == 1 else 'copies'}",) if copies else ()
-    below = (*final, *repeated, f"{space} grid", epochs_of(found), *widened)
-    count = Cell(str(len(found["trials"])), len(found["trials"]), below=below)
+    done, asked = len(found["trials"]), found["asked"]
+    unfinished = ("not finished: chosen so far",) if done < asked else ()
+    below = (*final, *unfinished, *repeated, f"{space} grid", epochs_of(found), *widened)
+    count = Cell(str(done) if done == asked else f"{done} of {asked}", done, below=below)
     trial = next((t for t in found["trials"] if t["index"] == choice["trial"]), None)
     if trial is None:
         return (count, Cell("—", below=(str(choice["why"]),)), *[Cell("—")] * 6)
