@@ -71,7 +71,7 @@ def test_ablations_start_from_what_the_task_says_and_the_main_tables_from_the_pr
     before = {what: {job.name for job in make_plan(what, ask("fmnist")).all_jobs} for what in KINDS}
     monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", ABLATED)
     plans = {what: make_plan(what, ask("fmnist")) for what in KINDS}
-    for what in ("table1", "table2", "figure1", "tempered", "samples", "tails"):
+    for what in ("table1", "table2", "figure1", "tempered", "tails"):
         assert {job.name for job in plans[what].all_jobs} == before[what], what
         assert not [note for note in plans[what].notes if "starts from" in note]
 
@@ -85,6 +85,7 @@ def test_ablations_start_from_what_the_task_says_and_the_main_tables_from_the_pr
     assert settings("context-number", "64") == {**start, "num_context": 64}
     assert settings("beyond", "mcdropout")["sigma"] == settings("beyond", "outlierexposure")["sigma"] == 0.25
     assert settings("beyond", "ensemble")["settings"]["sigma"] == 0.75
+    assert settings("samples", "stfseb-10") == start
     assert plans["efficiency"].jobs["fmnist", "map"][0].settings["sigma"] == 0.75
     said = "FMNIST starts from ST-FS-EB at dof 7, tau2 0.5; MC Dropout at sigma 0.25; MAP at sigma 0.75: not what the"
     assert [note.startswith(said) for note in plans["beyond"].notes] == [True]

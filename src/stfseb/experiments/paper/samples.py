@@ -11,7 +11,7 @@ TASKS = ("mnist", "fmnist", "cifar10")
 
 
 def plan(what: str, asked: Asked) -> Plan:
-    """Return the plan: ST-FS-EB unless other methods are asked for, at their presets."""
+    """Return the plan: ST-FS-EB unless other methods are asked for, as ablations have them."""
     tasks = tasks_of(asked, TASKS)
     methods = methods_of(asked, ("stfseb",))
     variants = [
@@ -29,6 +29,7 @@ def plan(what: str, asked: Asked) -> Plan:
         dict.fromkeys(tasks, variants),
         {name: quantities("acc", "ece", "nll", *(f"auroc/{ood}" for ood in load_task(name).ood)) for name in tasks},
         dict.fromkeys(tasks, ("samples",)),
+        ablation=True,
         notes=(
             f"Method: {', '.join(map(label_of, methods))}. Models are trained and chosen as everywhere else.",
             f"Fewer than {COUNTS[-1]} samples: mean over up to ten disjoint groups of the {COUNTS[-1]}.",
