@@ -27,6 +27,8 @@ from stfseb.report.reading import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH = ("search.json", "preset.yaml")
+# What two runs of one job may differ in and be the same.
+CIRCUMSTANCES = ("code", "machine", "started", "seconds", "seconds_per_epoch", "peak_memory_mb", "together", "engine")
 
 
 def check_run(folder: Path) -> dict[str, Any]:
@@ -81,9 +83,8 @@ def conflicts(source: Path, target: Path, names: list[str]) -> list[str]:
 def learnt(folder: Path) -> dict[str, Any]:
     """Return what a run came to: all of its record but when, where, how fast and by which version it was made."""
     record = read_json(folder / RECORD, "record")
-    kept = {key: record.get(key) for key in ("job", "data", "best_epoch", "stopped", "metrics", "summary")}
-    epochs = [{key: value for key, value in epoch.items() if key != "seconds"} for epoch in record.get("history", [])]
-    return {**kept, "history": epochs}
+    epochs = [{key: value for key, value in epoch.items() if key != "seconds"} for epoch in record.get("history") or []]
+    return {key: value for key, value in record.items() if key not in CIRCUMSTANCES} | {"history": epochs}
 
 
 def copy(source: Path, target: Path, names: list[str], into: Path) -> bool:
@@ -155,10 +156,17 @@ def add(source: Path, into: Path, keep: bool = False) -> str:
             f"{len(differing)} runs or searches are in {into}, or twice in {source}, with other contents (the first: "
             f"{differing[0]}): nothing was copied; remove one of the two, or keep what is there with --keep"
         )
+    lent = sum(
+        target.exists() and not (target / name).exists() and name != IMAGES
+        for target, found in planned.items()
+        for _, names in found
+        for name in names
+    )
     new = sum(copy(folder, target, names, into) for target, found in planned.items() for folder, names in found)
     thin_galleries(into / "runs")
     left = f", {len(differing)} that differ were left out" if differing else ""
-    return f"{new} of {len(planned)} runs and searches are new in {into}{left}. Now: make results"
+    parts = f", {lent} part{'s' * (lent != 1)} came to runs that were there" if lent else ""
+    return f"{new} of {len(planned)} runs and searches are new in {into}{parts}{left}. Now: make results"
 
 
 def main() -> int:

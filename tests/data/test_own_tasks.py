@@ -15,7 +15,7 @@ from PIL import Image
 from stfseb.data.images import ImageSet
 from stfseb.data.pictures import LeftOutWarning, read_picture
 from stfseb.data.task_files import built_in
-from stfseb.data.tasks import load_task
+from stfseb.data.tasks import definition_of, load_task
 from stfseb.errors import StfsebError
 
 if TYPE_CHECKING:
@@ -69,6 +69,13 @@ def test_folders_of_pictures(photos):
     # The rights of a built-in task: the same defaults and presets.
     assert task.presets == built_in()["defaults"]["presets"]
     assert task.shifts.rotation == load_task("mnist").shifts.rotation
+
+
+def test_what_ablations_start_from_makes_no_other_task(photos):
+    file = write(photos, **BASE)
+    plain, preset = definition_of(file), load_task(file).presets["stfseb"]
+    assert definition_of(write(photos, **BASE, ablated={"stfseb": {"dof": 3.0}})) == plain
+    assert load_task(file).start("stfseb") == {**preset, "dof": 3.0}
 
 
 def test_grey_and_shape_of_a_picture(tmp_path):

@@ -64,7 +64,7 @@ def test_rows_limit_a_plan_to_their_runs_and_the_preset_stays_where_others_are_s
     assert len(found[0].all_jobs) == 6
 
 
-ABLATED = {"stfseb": {"dof": 7.0, "tau2": 0.5}, "mcdropout": {"sigma": 0.25}, "map": {"sigma": 0.75}}
+ABLATED = {"stfseb": {"dof": 7.0, "tau2": 0.5, "sigma": 7.5}, "mcdropout": {"sigma": 0.25}, "map": {"sigma": 0.75}}
 
 
 def test_ablations_start_from_what_the_task_says_and_the_main_tables_from_the_presets(monkeypatch):
@@ -78,7 +78,10 @@ def test_ablations_start_from_what_the_task_says_and_the_main_tables_from_the_pr
     def settings(what, key):
         return plans[what].jobs["fmnist", key][1].settings
 
-    start = {**make_job("fmnist", "stfseb", 1).settings, "dof": 7.0, "tau2": 0.5}
+    start = {**make_job("fmnist", "stfseb", 1).settings, **ABLATED["stfseb"]}
+    assert load_task("fmnist").start("stfseb").items() <= start.items()
+    assert load_task("fmnist").start("fseb") == load_task("fmnist").presets["fseb"]
+    assert load_task("fmnist").start("stfseb")["context_copies"] == 4  # of the preset
     assert settings("beyond", "preset") == settings("readings", "batch-init-shared") == start
     assert settings("context-number", "32") == settings("context-source", "auxiliary") == start
     assert settings("dof", "3") == {**start, "dof": 3.0}
@@ -87,7 +90,7 @@ def test_ablations_start_from_what_the_task_says_and_the_main_tables_from_the_pr
     assert settings("beyond", "ensemble")["settings"]["sigma"] == 0.75
     assert settings("samples", "stfseb-10") == start
     assert plans["efficiency"].jobs["fmnist", "map"][0].settings["sigma"] == 0.75
-    said = "FMNIST starts from ST-FS-EB at dof 7, tau2 0.5; MC Dropout at sigma 0.25; MAP at sigma 0.75: not what the"
+    said = "FMNIST starts from ST-FS-EB at dof 7, tau2 0.5, sigma 7.5; MC Dropout at sigma 0.25; MAP at sigma 0.75: not"
     assert [note.startswith(said) for note in plans["beyond"].notes] == [True]
     assert any(note.endswith("chosen with dof FMNIST 7.") for note in plans["dof"].notes)
 
@@ -96,11 +99,24 @@ def test_tau2_is_chosen_anew_around_the_one_that_ablations_start_from(monkeypatc
     monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", ABLATED)
     tried = retuning.grid_plan(ask("fmnist"), [5.0])
     assert [job.settings["tau2"] for job in tried.all_jobs] == [0.005, 0.05, 0.5, 5.0, 50.0]
+    assert {job.settings["sigma"] for job in tried.all_jobs} == {7.5}
     history = [{"epoch": 1, "validation_nll": 1.0}]
     records = {job.name: {"history": history, "best_epoch": 1} for job in tried.all_jobs}
     records[tried.all_jobs[3].name] = {"history": [{"epoch": 1, "validation_nll": 0.5}], "best_epoch": 1}
     (cell,) = retuning.retuned_plan(ask("fmnist"), records, [5.0]).jobs.values()
-    assert [(job.settings["dof"], job.settings["tau2"]) for job in cell] == [(5.0, 5.0)] * 2
+    assert [[job.settings[name] for name in ("dof", "tau2", "sigma")] for job in cell] == [[5.0, 5.0, 7.5]] * 2
+
+
+def test_the_other_width_of_the_context_is_that_of_the_start(monkeypatch):
+    for copies, key in ((0, "copies"), (3, "plain-context")):
+        monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", {"stfseb": {"context_copies": copies}})
+        assert key in {v.key for v in beyond.variants(load_task("fmnist"))}
+
+
+def test_a_setting_that_ablations_cannot_start_from_is_named_with_its_place(monkeypatch):
+    monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", {"stfseb": {"tao2": 1.0}})
+    with pytest.raises(StfsebError, match="fmnist: ablated: stfseb: unknown setting 'tao2': did you mean 'tau2'"):
+        make_plan("dof", ask("fmnist"))
 
 
 def test_dof_column_of_the_preset_is_the_preset():

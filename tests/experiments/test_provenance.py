@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 
 from stfseb import __version__
+from stfseb.experiments.machine import script_command
+
+
+def test_the_command_of_a_benchmark_has_what_was_given():
+    settings = {"out": Path("x.json"), "images": None, "rounds": 9, "some_thing": "a b"}
+    assert script_command("validation", settings) == "python benchmarks/validation.py --rounds=9 '--some-thing=a b'"
 
 
 def test_an_archive_knows_its_commit(tmp_path):

@@ -91,9 +91,31 @@ def test_before_the_first_epoch_there_is_nothing_to_keep(stfseb, tiny, tmp_path,
     (folder,) = tmp_path.iterdir()
     assert code == 143
     assert said.strip() == (
-        "stfseb: stopped by SIGTERM outside of its epochs: there is no checkpoint to go on from; to go on: "
+        "stfseb: stopped by SIGTERM outside of its epochs: nothing is saved yet, and it begins anew; to go on: "
         f"stfseb train --resume {folder}"
     )
+
+
+def test_a_stop_after_the_record_is_written_leaves_a_complete_run(stfseb, tiny, tmp_path, monkeypatch):
+    write = run.write_record
+
+    def written(*arguments, **options):
+        write(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_record", written)
+        code, _, said = stfseb("train", tiny, *TRAIN, "--out", tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert code == 143
+    assert said.strip() == (
+        f"stfseb: stopped by SIGTERM after its evaluation: its record is written, in {folder}; to go on: "
+        f"stfseb train --resume {folder}"
+    )
+    assert (folder / "checkpoint").exists()
+    monkeypatch.setattr(run, "make_method", untrained)
+    assert stfseb("train", "--resume", folder, "--quiet")[0] == 0
+    assert not (folder / "checkpoint").exists()
 
 
 def test_with_a_checkpoint_of_an_unfinished_training(stfseb, tiny, tmp_path, monkeypatch):
@@ -121,4 +143,4 @@ def test_with_a_checkpoint_of_an_unfinished_training(stfseb, tiny, tmp_path, mon
     monkeypatch.setattr(run, "make_method", stopping(signal.SIGINT))
     code, _, said = stfseb("train", "--resume", folder, "--quiet")
     assert code == 130
-    assert "there is no checkpoint to go on from" in said
+    assert f"outside of its epochs: the checkpoint {folder / 'checkpoint'} cannot be read, remove it; to go" in said

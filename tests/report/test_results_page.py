@@ -12,6 +12,7 @@ from made_runs import asked, record_of
 from scipy import stats
 
 from repository_scripts import ROOT, script
+from stfseb.data.task_files import built_in
 from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError
 from stfseb.experiments.jobs import make_job
@@ -20,6 +21,8 @@ from stfseb.report.arrange import arranged
 from stfseb.report.paper import Found
 from stfseb.report.paper_numbers import Printed
 from stfseb.report.paper_section import all_grids
+from stfseb.report.reading import read_results
+from stfseb.report.records import check
 from stfseb.report.results_page import BLOCKS, filled, fingerprint, results_page
 from stfseb.report.results_words import how_made
 from stfseb.report.standing import held_grid, race_grids, variant_differences
@@ -205,8 +208,9 @@ def test_a_preset_beside_ablations_has_their_seeds_on_each_task(tmp_path):
     assert page.tables["table1"].cells[1][0].seeds == (0, 1, 2)  # all that there are, where nothing else is compared
 
 
-def test_what_ablations_start_from_is_no_ablation(tmp_path):
-    """Fashion-MNIST's start from other settings than its preset: those runs have more seeds, and costs have epochs."""
+def test_what_ablations_start_from_is_no_ablation(tmp_path, monkeypatch):
+    """Runs at the start, where that is not the preset, have more seeds, and costs have epochs."""
+    monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", {"stfseb": {"dof": 7.0}, "map": {"sigma": 0.75}})
     start = load_task("fmnist").start("stfseb")
     assert start != load_task("fmnist").presets["stfseb"]
     jobs = jobs_of("table1", "fmnist", seeds=range(3), methods=("stfseb", "map"))
@@ -217,6 +221,25 @@ def test_what_ablations_start_from_is_no_ablation(tmp_path):
     assert [name for name in page.tables if name.startswith(("dof", "context"))] == ["dof"]
     assert {cell.seeds for row in page.tables["dof"].cells for cell in row} == {(0, 1)}
     assert not page.blocks["context-number"]
+
+
+def test_without_runs_at_the_preset_those_that_ablations_start_from_come_first(tmp_path, monkeypatch):
+    monkeypatch.setitem(built_in()["tasks"]["fmnist"], "ablated", {"stfseb": {"dof": 7.0}})
+    jobs = [make_job("fmnist", "stfseb", seed, settings={"dof": 7.0}) for seed in range(2)]
+    jobs += [make_job("fmnist", "stfseb", seed, settings={"dof": 3.0}) for seed in range(4)]
+    write_runs(tmp_path / "r", jobs)
+    found = arranged(check(read_results(tmp_path / "r" / "runs")))["fmnist"]
+    assert [record["job"]["settings"]["dof"] for record in found.main] == [7.0, 7.0]
+
+
+def test_rows_with_seeds_of_their_own_have_a_command_of_their_own(tmp_path):
+    jobs = jobs_of("beyond", "fmnist", seeds=range(2))
+    plan = make_plan("beyond", asked("fmnist", seeds=range(3)))
+    jobs |= {job.name: job for key in ("ensemble", "curvature") for job in plan.jobs["fmnist", key]}
+    write_runs(tmp_path / "r", jobs.values())
+    made = results_page(tmp_path / "r").blocks["beyond"]
+    first = "`stfseb paper beyond --tasks fmnist --seeds 2`"
+    assert f"Made by {first} and `stfseb paper beyond --tasks fmnist --rows curvature,ensemble --seeds 3` · " in made
 
 
 def test_seeds_are_named_in_cells_where_neighbours_differ(tmp_path):

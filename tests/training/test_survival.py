@@ -464,6 +464,7 @@ def test_one_row_that_does_not_fit_is_an_error_in_one_line(data, monkeypatch, tm
         (lambda net: STFSEB(net, "train", num_context=12, samples=3), "num_context=12 and samples=3", "lower both"),
         (lambda net: FSEB(net, context(), num_context=24, variant="map"), "num_context=24", "lower num_context, "),
         (lambda net: STFSEB(net, context(), samples=2, functional_scale=0), "samples=2", "lower samples, "),
+        (lambda net: STFSEB(net, context(), num_context=1, samples=4), "samples=4", "lower samples, "),
         (lambda net: MCDropout(net, samples=5), "samples=5", "lower samples, "),
         (MAP, "", "take a smaller network"),
     ],

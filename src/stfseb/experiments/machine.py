@@ -75,7 +75,9 @@ def processor() -> str:
 
 def script_command(name: str, settings: dict[str, Any]) -> str:
     """Return the command of a script in `benchmarks/` with all its settings, but for the file that it writes."""
-    words = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items() if key != "out"]
+    words = [
+        f"--{key.replace('_', '-')}={value}" for key, value in settings.items() if key != "out" and value is not None
+    ]
     return shlex.join(["python", f"benchmarks/{name}.py", *words])
 
 

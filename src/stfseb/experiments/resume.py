@@ -72,6 +72,7 @@ class ResumableRun:
         with held:
             record = self.folder / RECORD
             if record.exists():
+                (self.folder / CHECKPOINT).unlink(missing_ok=True)  # of a run that was stopped in between
                 return read_record(record)
             return self._train(progress, checkpoint_every)
 

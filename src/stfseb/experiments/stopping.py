@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from stfseb.errors import StfsebError
+from stfseb.experiments.records import RECORD
 from stfseb.training import checkpoint
 from stfseb.training.interrupts import stoppable
 from stfseb.training.progress import in_epochs
@@ -29,6 +30,8 @@ def run_stoppable(file: Path) -> Iterator[None]:
 
 def _kept(file: Path) -> tuple[str, str]:
     """Return how far a run is and what of it is kept."""
+    if file.with_name(RECORD).exists():
+        return "after its evaluation", f"its record is written, in {file.parent}"
     with suppress(StfsebError, KeyError, TypeError):  # another version's, or damaged
         if (found := checkpoint.read(file)) is not None:
             state = found[1]
@@ -36,4 +39,6 @@ def _kept(file: Path) -> tuple[str, str]:
             if state["result"]["stopped"]:
                 return f"in the evaluation, after {epochs} of training", f"saved in {file}, with all of the training"
             return f"outside of its epochs, after {epochs}{steps}", f"saved in {file}"
-    return "outside of its epochs", "there is no checkpoint to go on from"
+    if file.exists():
+        return "outside of its epochs", f"the checkpoint {file} cannot be read, remove it"
+    return "outside of its epochs", "nothing is saved yet, and it begins anew"

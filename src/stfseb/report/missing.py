@@ -43,6 +43,7 @@ def missing_words(
     `tables` has the tasks of each table that has runs, as `stfseb paper` names them. Of these tables, whose plans
     are among `plans`, the columns or rows that lack runs, numbers or seeds are named, too.
     """
+    tasks = {task: [r for r in records if r.get("job")] or records for task, records in tasks.items()}
     lines = []
     nothing = [task_label(task) for task in TASKS if not tasks.get(task)]
     if nothing:

@@ -73,23 +73,29 @@ def code_words(code: Mapping[str, Any]) -> str:
 
 
 def commands_of(plan: Plan, found: Found, tasks: Sequence[str] = ()) -> str:
-    """Return the commands that make a plan's table (of some `tasks`), one for all tasks that have the same seeds."""
-    together: dict[tuple[int, ...], list[str]] = {}
+    """Return the commands that make a plan's table (of some `tasks`), one for all tasks that have the same seeds.
+
+    Where a table takes rows alone (`--rows`), those that have seeds of their own have a command of their own.
+    """
+    together: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
     for task in tasks or plan.tasks:
-        seeds = [tuple(int(r.get("seed", 0)) for r in found.of(plan, task, v)) for v in plan.variants]
-        counts = Counter(s for s in seeds if s)  # a preset may have more seeds than the ablations beside it
-        if counts:
-            together.setdefault(max(counts, key=lambda s: (counts[s], len(s))), []).append(task)
-    return " and ".join(f"`{_command(plan, names, seeds)}`" for seeds, names in together.items())
+        seeds = {v.key: tuple(int(r.get("seed", 0)) for r in found.of(plan, task, v)) for v in plan.variants}
+        counts = Counter(s for s in seeds.values() if s)  # some may have more seeds than what stands beside them
+        for k, own in enumerate(sorted(counts, key=lambda s: (-counts[s], -len(s)))):
+            rows = tuple(key for key, s in seeds.items() if s == own) if k and plan.what in OWN_METHODS else ()
+            if not k or rows:
+                together.setdefault((own, rows), []).append(task)
+    return " and ".join(f"`{_command(plan, names, *which)}`" for which, names in together.items())
 
 
-def _command(plan: Plan, tasks: Sequence[str], seeds: Sequence[int]) -> str:
+def _command(plan: Plan, tasks: Sequence[str], seeds: Sequence[int], rows: Sequence[str] = ()) -> str:
     what = plan.what.removesuffix("-retuned")
     words = ["stfseb paper", what, "--tasks", ",".join(tasks)]
     methods = list(dict.fromkeys(v.method for v in plan.variants))
     usual = dict.fromkeys(v.method for v in make_plan(what, Asked(tuple(tasks), seeds=(0,))).variants)
     if what not in OWN_METHODS and methods != list(usual):
         words += ["--methods", ",".join(methods)]
+    words += ["--rows", ",".join(rows)] if rows else []
     if what != "efficiency":
         listed = ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
         words += ["--seeds", str(len(seeds)) if list(seeds) == list(range(len(seeds))) else listed]

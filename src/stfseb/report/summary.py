@@ -40,8 +40,9 @@ class MeanAuroc(Quantity):
     sets: tuple[str, ...] = ()
 
     def read(self, record: Record) -> float | None:
-        """Return the mean in percent, None where there are no sets."""
-        return self.scale * mean_auroc(record, self.sets) if self.sets else None
+        """Return the mean in percent, None where there are no sets or the run lacks one."""
+        whole = self.sets and all(f"auroc/{name}" in record["metrics"] for name in self.sets)
+        return self.scale * mean_auroc(record, self.sets) if whole else None
 
 
 def mean_of(sets: Sequence[str]) -> MeanAuroc:
@@ -57,8 +58,7 @@ def summary_grid(plans: Sequence[Plan], found: Found, judged: Mapping[str, Seque
     absent: dict[str, None] = {}
     for plan, task in ((p, t) for p in main for t in p.tasks if t in TASKS):
         own = next(v for v in plan.variants if v.key == OURS)
-        runs = [r for v in plan.variants for r in found.of(plan, task, v)]
-        sets[task] = common_sets(load_task(task).ood, runs)
+        sets[task] = common_sets(load_task(task).ood, found.of(plan, task, own))
         by_key = {q.key: q for q in plan.quantities[task]}
         quantities = (*(by_key[key] for key in _FIGURES), mean_of(sets[task]))
         cells = tuple(_figure(plan, found, task, own, quantity) for quantity in quantities)

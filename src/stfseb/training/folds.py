@@ -120,7 +120,7 @@ def _refusal(method: Method, rows: int, reason: str) -> str:
             points = getattr(one.settings, "num_context", 0) if one.uses_context else 0
             for name, count in (("num_context", points), ("samples", one.samples)):
                 beside[name] = max(count, beside.get(name, 0))
-    lower = [name for name, least in (("num_context", 0), ("samples", 1)) if beside[name] > least]
+    lower = [name for name, least in (("num_context", 1), ("samples", 1)) if beside[name] > least]
     held = f" with {' and '.join(f'{name}={beside[name]}' for name in lower)}" if lower else ""
     return (
         f"{rows} row{'s' * (rows > 1)} of a minibatch do{'es' * (rows == 1)} not fit into memory{held} ({reason}): "

@@ -10,7 +10,7 @@ from stfseb.data.tasks import load_task
 from stfseb.errors import StfsebError, unknown
 from stfseb.experiments.jobs import Job, make_job
 from stfseb.experiments.paper.quantities import auroc_keys, quantities
-from stfseb.methods.registry import key_of
+from stfseb.methods.registry import key_of, method_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -189,6 +189,16 @@ def _starts(name: str, variants: Sequence[Variant]) -> list[str]:
     return [f"{task_label(name)} starts from {'; '.join(words)}: not what the main tables have."] if words else []
 
 
+def _start(name: str, method: str) -> dict[str, Any]:
+    """Return what an ablation lays over a method's preset before anything else."""
+    found = load_task(name).ablated.get(method, {})
+    known = method_class(method).settings_type.names() if found else ()
+    for setting in found:
+        if setting not in known:
+            raise StfsebError(f"{name}: ablated: {method}: {unknown('setting', setting, known)}")
+    return found
+
+
 def _setting(named: tuple[str, Any]) -> str:
     name, value = named
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
@@ -196,7 +206,7 @@ def _setting(named: tuple[str, Any]) -> str:
 
 def cell(task: str, variant: Variant, asked: Asked, *, ablation: bool = False) -> tuple[Job, ...]:
     """Return the runs of one cell, one a seed."""
-    start = load_task(task).ablated.get(variant.method, {}) if ablation else {}
+    start = _start(task, variant.method) if ablation else {}
     return tuple(
         make_job(
             task,
@@ -231,8 +241,6 @@ def tasks_of(asked: Asked, default: Sequence[str] = TASKS) -> list[str]:
 
 def label_of(method: str) -> str:
     """Return a method's name for people."""
-    from stfseb.methods.registry import method_class
-
     return LABELS.get(method) or method_class(method).label
 
 
