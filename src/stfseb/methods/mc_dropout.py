@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from stfseb.errors import StfsebError
-from stfseb.methods.base import Method, Terms
+from stfseb.methods.base import Method, Terms, evaluating
 from stfseb.methods.settings import Settings, check_count, check_positive, is_weight
+from stfseb.networks.batch_statistics import Together
 from stfseb.networks.dropout import Block, check_has_dropout, module_rates
-from stfseb.networks.folding import FoldedNetwork
+from stfseb.networks.folding import FoldedNetwork, has_batch_statistics
 from stfseb.weight_prior import WeightPrior
 
 if TYPE_CHECKING:
@@ -58,6 +59,30 @@ class DropoutMethod(Method):
         if len(rates) > 1:
             prior_weight(self.settings.prior_weight, rates)
         self.folded = FoldedNetwork(net)
+        self._together = Together()
+
+    def run_with_context(
+        self, x: Tensor, context: Tensor, samples: int, *, shared: bool, masks: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, set[float]]:
+        """Return the logits of data rows and context rows, each (S, rows, L), and the dropout rates.
+
+        Context rows draw their dropout from `masks`; `shared`: one mask a sample. Batch norm takes its statistics from
+        data rows only (see `networks.batch_statistics`).
+        """
+        blocks, rows = [Block(len(x), shared=False), Block(len(context), shared, masks)], torch.cat([x, context])
+
+        def joint() -> tuple[Tensor, set[float]]:
+            return self.folded(rows, samples, blocks)
+
+        averaged = has_batch_statistics(self.net)
+        both = self._together(self.net, len(x), len(rows), samples, joint) if averaged else joint()
+        if both is None:
+            logits, rates = self.folded(x, samples, blocks[:1])
+            with evaluating(self.net):  # context rows see the running averages
+                outside, _ = self.folded(context, samples, blocks[1:])
+            return logits, outside, rates
+        logits, rates = both
+        return logits[:, : len(x)], logits[:, len(x) :], rates
 
     def _draw(self, x: Tensor, samples: int, seed: int) -> Tensor:
         # Where masks have been drawn beforehand there is nothing left to draw (and a capture could not).

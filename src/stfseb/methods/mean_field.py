@@ -27,6 +27,7 @@ from stfseb.methods.base import Method, evaluating
 from stfseb.methods.layer_calls import single_use_calls
 from stfseb.methods.perturbed import FLIPOUT, LOCAL, PerturbedLayers, covered
 from stfseb.methods.settings import Settings, check_count, check_positive
+from stfseb.networks.batch_statistics import Together
 from stfseb.networks.folding import deterministic, has_batch_statistics, returned, single, without_dropout
 from stfseb.networks.functional import call_with, places
 from stfseb.networks.stacked import stacked_chain
@@ -74,6 +75,7 @@ class MeanFieldMethod(Method):
         self._shapes = {name: p.shape for name, p in trained.items()}
         self._stateful: dict[bool, bool] = {}
         self._covered: list[Any] | None = None
+        self._together = Together()
         self._chain = stacked_chain(net)
         self._places = places(net)
 
@@ -169,12 +171,19 @@ class MeanFieldMethod(Method):
     def run_with_context(self, x: Tensor, context: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs of data rows and of context rows, each (S, rows, L).
 
-        Context rows see each weight sample as one function. Batch norm takes its statistics from data rows
-        only: with it, context rows see the running ones.
+        Context rows see each weight sample as one function. Batch norm takes its statistics from data rows only (see
+        `networks.batch_statistics`); where the two cannot go together, context rows see the running averages.
         """
-        if self.settings.estimator == ESTIMATORS[0] and not has_batch_statistics(self.net):
-            out = self.run_weights(torch.cat([x, context]), theta)
-            return out[:, : len(x)], out[:, len(x) :]
+        if self.settings.estimator == ESTIMATORS[0]:
+            rows = torch.cat([x, context])
+
+            def joint() -> Tensor:
+                return self.run_weights(rows, theta)
+
+            averaged = has_batch_statistics(self.net)
+            out = self._together(self.net, len(x), len(rows), 1, joint) if averaged else joint()
+            if out is not None:
+                return out[:, : len(x)], out[:, len(x) :]
         data = self.run_data(x, theta)
         with evaluating(self.net):
             return data, self.run_weights(context, theta)

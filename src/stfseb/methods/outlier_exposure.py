@@ -16,17 +16,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 
 from stfseb.errors import StfsebError
 from stfseb.likelihoods import Categorical
-from stfseb.methods.base import Terms, evaluating
+from stfseb.methods.base import Terms
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
 from stfseb.methods.settings import Settings, check_count, check_positive, newer
 from stfseb.networks.dropout import Block
-from stfseb.networks.folding import has_batch_statistics
 from stfseb.weight_prior import WeightPrior
 
 if TYPE_CHECKING:
@@ -109,7 +107,9 @@ class OutlierExposure(DropoutMethod):
             logits, rates = self.folded(x, settings.samples, [Block(len(x), shared=False)])
             function = logits.new_zeros(())
         else:
-            logits, outside, rates = self._forward(x, draw)
+            logits, outside, rates = self.run_with_context(
+                x, draw.images, settings.samples, shared=False, masks=draw.masks
+            )
             undecided = -F.log_softmax(outside, dim=-1).mean()
             function = undecided * (settings.strength * len(x))
         data = -self.likelihood.log_prob(logits, y).mean(0).sum()
@@ -120,16 +120,3 @@ class OutlierExposure(DropoutMethod):
     def uses_context(self) -> bool:
         """Tell whether context images take part."""
         return self.settings.strength != 0
-
-    def _forward(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, set[float]]:
-        """Return the logits of data rows and context rows, each (S, rows, L), and the dropout rates."""
-        samples, context = self.settings.samples, draw.images
-        blocks = [Block(len(x), shared=False), Block(len(context), shared=False, generator=draw.masks)]
-        if has_batch_statistics(self.net):
-            # Batch norm takes its statistics from data rows only: context rows see the running ones.
-            logits, rates = self.folded(x, samples, blocks[:1])
-            with evaluating(self.net):
-                outside, _ = self.folded(context, samples, blocks[1:])
-            return logits, outside, rates
-        logits, rates = self.folded(torch.cat([x, context]), samples, blocks)
-        return logits[:, : len(x)], logits[:, len(x) :], rates

@@ -20,23 +20,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from stfseb.distributions import PARAMETRISATIONS, Parametrisation
 from stfseb.errors import StfsebError, unknown
-from stfseb.methods.base import Terms, evaluating
+from stfseb.methods.base import Terms
 from stfseb.methods.context import Context, Draw
 from stfseb.methods.function_term import PriorMean, check_functional_scale, function_weight, name_of
 from stfseb.methods.learning import COVARIANCE_DOF, DOF, SCALE, VARIANCE, Learnt, checked_names
 from stfseb.methods.mc_dropout import DropoutMethod, check_prior_weight, prior_weight
 from stfseb.methods.settings import Settings, check_count, check_dof, check_layer, check_positive, newer
 from stfseb.networks.dropout import Block
-from stfseb.networks.folding import has_batch_statistics
 from stfseb.weight_prior import WeightPrior
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor, nn
 
     from stfseb.function_prior import FunctionPrior
     from stfseb.likelihoods import Likelihood
@@ -260,7 +258,10 @@ class STFSEB(DropoutMethod):
         """Return the terms of the minibatch; see the module's formula."""
         settings = self.settings
         if draw is not None:
-            data_logits, context_logits, rates = self._forward(x, draw)
+            shared = settings.context_mask == "shared"
+            data_logits, context_logits, rates = self.run_with_context(
+                x, draw.images, settings.samples, shared=shared, masks=draw.masks
+            )
             kappa = function_weight(settings.functional_scale, share, part)
             prior, values = self.function_prior(draw), self.centred(context_logits, draw.images)
             energy = -prior.log_prob(values) if self.spectral else prior.penalty(values)
@@ -291,20 +292,6 @@ class STFSEB(DropoutMethod):
     def prior_ratio(self) -> tuple[Any, Any]:
         """Return tau1/tau2; the kernel has no bias."""
         return self.hyper("tau1") / self.hyper("tau2"), 0.0
-
-    def _forward(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor, set[float]]:
-        """Return the logits of data rows and context rows, each (S, rows, L), and the dropout rates."""
-        samples, context = self.settings.samples, draw.images
-        data_block = Block(len(x), shared=False)
-        context_block = Block(len(context), shared=self.settings.context_mask == "shared", generator=draw.masks)
-        if has_batch_statistics(self.net):
-            # Batch norm takes its statistics from data rows only: context rows see the running ones.
-            logits, rates = self.folded(x, samples, [data_block])
-            with evaluating(self.net):
-                outside, _ = self.folded(context, samples, [context_block])
-            return logits, outside, rates
-        logits, rates = self.folded(torch.cat([x, context]), samples, [data_block, context_block])
-        return logits[:, : len(x)], logits[:, len(x) :], rates
 
 
 def _learning(settings: STFSEBSettings, like: Tensor) -> Learnt | None:
