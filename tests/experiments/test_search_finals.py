@@ -546,7 +546,7 @@ def test_tables_and_words_tell_a_final_from_a_search():
     assert search_in_words(found)[0] == "6 finalists finished (6 complete), 6 s of training."
     grid = search_grid([found, first])
     assert [row[0].text for row in grid.cells] == ["40"] * 3 + ["6"]  # a choice a row; the final below
-    assert grid.cells[3][0].below == ("finalists of 40", "extended grid", "100 epochs", "4 context copies")
+    assert grid.cells[3][0].below == ("finalists of 40 trials", "extended grid", "100 epochs", "4 context copies")
     plain = json.loads((ROOT / "results/searches/fmnist-stfseb-extended-37a8b37f/search.json").read_text())
     assert search_command(plain) == f"{command} --set context_copies=0"
     assert search_grid([plain]).cells[0][0].below == ("extended grid", "10 epochs")
