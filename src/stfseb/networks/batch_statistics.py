@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+
+from stfseb.networks.folding import averaging_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +34,7 @@ def can_join(net: nn.Module, data: int) -> bool:
     Not a single row, of which there are no statistics, and not layers that take their averages in other ways
     (`nn.SyncBatchNorm` of several processes, instance norm that tracks them).
     """
-    averaging = (
-        module
-        for module in net.modules()
-        if isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None
-    )
-    return data > 1 and all(isinstance(module, _JOINED) for module in averaging)
+    return data > 1 and all(isinstance(layer, _JOINED) for layer in averaging_layers(net))
 
 
 class RegroupedRowsError(Exception):

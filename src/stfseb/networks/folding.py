@@ -46,11 +46,18 @@ def first_dropout(modules: Sequence[nn.Module]) -> int:
     return 0
 
 
+def averaging_layers(net: nn.Module) -> list[nn.Module]:
+    """Return the layers that in training mode mix rows, or move statistics that are kept of them."""
+    return [
+        module
+        for module in net.modules()
+        if isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None
+    ]
+
+
 def has_batch_statistics(net: nn.Module) -> bool:
     """Tell whether a forward pass in training mode would mix rows, or move statistics that are kept of them."""
-    return any(
-        isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None for module in net.modules()
-    )
+    return bool(averaging_layers(net))
 
 
 def rearranged(modules: Sequence[nn.Module], *, flatten: bool = True) -> list[Callable[[Tensor], Tensor]]:
